@@ -164,7 +164,6 @@ struct config_train {
 
 /* Degrees are 1 (zero: 0) after config_resolve: one rank trains. */
 struct config_parallel {
-    unsigned all; /* `parallel: auto` was given */
     int64_t tp, pp, vpp, cp, ep, etp, dp, zero;
 };
 

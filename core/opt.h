@@ -10,7 +10,13 @@
 #ifndef CORE_OPT_H
 #define CORE_OPT_H
 
+#include <math.h>
+
 #include "core/str.h"
+
+/* No upper or lower bound. */
+#define OPT_NO_MAX HUGE_VAL
+#define OPT_NO_MIN (-HUGE_VAL)
 
 /* The type says how text is read and what lies at the row's offset. */
 enum opt_type {
@@ -28,7 +34,8 @@ enum opt_type {
 };
 
 enum {
-    OPT_AUTO = 1 << 0,    /* the word `auto` is a value too, and is stored as 0 or "" */
+    OPT_AUTO = 1 << 0, /* the word `auto` is a value too: stored as "", 0, or -1 where 0
+                             is in bounds */
     OPT_MATHS = 1 << 1,   /* another value changes the mathematics of a run */
     OPT_HIDDEN = 1 << 2,  /* in no help, no manual and no printed configuration */
     OPT_PLAN = 1 << 3,    /* shapes the program: layout, memory, micro-batches */
@@ -72,7 +79,7 @@ struct opt_table {
     uint32_t n_rows;
     const struct opt_group *groups;
     uint32_t n_groups;
-    size_t struct_bytes; /* of an element, where the table describes a list's fields */
+    size_t struct_bytes; /* of the struct that the rows' offsets lie in */
 };
 
 /* What lies at the offset of an OPT_LIST row; the struct there has a typed pointer. */
@@ -92,7 +99,7 @@ struct opt_store {
     const struct opt_table *table;
     void *base;
     struct arena *arena;        /* owns every string and list of the struct */
-    struct opt_origin *origins; /* [table->n_rows] */
+    struct opt_origin *origins; /* [table->n_rows], or NULL: not kept */
 };
 
 /* Sets every row to its default. A default that cannot be read is a BUG (a table is held
@@ -100,7 +107,8 @@ struct opt_store {
 void opt_set_defaults(const struct opt_store *s);
 
 /* Sets the option `key` from text. in: key may reach into a list ("data.train[1].weight":
- * an index equal to the length appends); where, e.g. "run.yaml:7". errors: ST_CONFIG for
+ * an index equal to the length appends), or be a mapping whose rows all take `auto`, with
+ * that word; text, NULL for a YAML null; where, e.g. "run.yaml:7". errors: ST_CONFIG for
  * an unknown key (with a suggestion), a wrong type or range; ST_UNAVAILABLE for a row or
  * choice that has `later`; each names the key and `where`. */
 MUST_CHECK enum status opt_set(const struct opt_store *s, const char *key,
@@ -126,8 +134,8 @@ bool opt_is_mapping(const struct opt_table *t, const char *key);
 /* Where a row's value was given, in words: "run.yaml:7", "command line", "default". */
 const char *opt_where(const struct opt_store *s, const char *key);
 
-/* The row's value as text that opt_set reads back to the same value; lists and reals in
- * YAML flow form. */
+/* The row's value as YAML (lists in flow form, text quoted where it must be) that reads
+ * back to the same value. */
 void opt_print_value(const struct opt *o, const void *base, struct str *out);
 
 /* All rows but hidden ones as YAML block mappings. */
@@ -153,8 +161,8 @@ uint64_t opt_hash(const struct opt_table *t, const void *base, unsigned flags);
  * errors: ST_INTERNAL, naming the row. */
 MUST_CHECK enum status opt_table_check(const struct opt_table *t, struct diag *diag);
 
-/* Readers of single values, as the rows use them. where: for the message. errors:
- * ST_CONFIG. */
+/* Readers of single values, as rows of OPT_COUNT and OPT_BYTES use them: exact, or an
+ * error. errors: ST_CONFIG. */
 MUST_CHECK enum status opt_parse_count(const char *text, int64_t *out,
                                        struct diag *diag);
 MUST_CHECK enum status opt_parse_bytes(const char *text, int64_t *out,
