@@ -17,6 +17,7 @@ struct parser {
     size_t n;
     size_t at;
     const char *where;
+    int64_t first_line;
     int flags;
     int depth;
     VEC(struct json) open; /* finished values whose array or object is not closed yet */
@@ -29,7 +30,7 @@ static enum status parse_value(struct parser *p, struct json *out);
 static enum status fail(const struct parser *p, size_t at, const char *got,
                         const char *wanted)
 {
-    int64_t line = 1;
+    int64_t line = p->first_line;
     for (size_t i = 0; i < at; i++)
         line += p->text[i] == '\n';
     return diag_set(p->diag, ST_DATA,
@@ -380,8 +381,20 @@ static enum status parse_value(struct parser *p, struct json *out)
 enum status json_parse(struct arena *a, const char *text, size_t n, const char *where,
                        int flags, struct json **out, struct diag *diag)
 {
-    struct parser p = {
-            .a = a, .text = text, .n = n, .where = where, .flags = flags, .diag = diag};
+    return json_parse_lines(a, text, n, where, 1, flags, out, diag);
+}
+
+enum status json_parse_lines(struct arena *a, const char *text, size_t n,
+                             const char *where, int64_t first_line, int flags,
+                             struct json **out, struct diag *diag)
+{
+    struct parser p = {.a = a,
+                       .text = text,
+                       .n = n,
+                       .where = where,
+                       .first_line = first_line,
+                       .flags = flags,
+                       .diag = diag};
     struct json *root = arena_alloc(a, sizeof(*root));
     skip_space(&p);
     enum status st = parse_value(&p, root);

@@ -47,6 +47,12 @@ MUST_CHECK enum status json_parse(struct arena *a, const char *text, size_t n,
                                   const char *where, int flags, struct json **out,
                                   struct diag *diag);
 
+/* The same for a piece of a file that begins at line first_line. */
+MUST_CHECK enum status json_parse_lines(struct arena *a, const char *text, size_t n,
+                                        const char *where, int64_t first_line,
+                                        int flags, struct json **out,
+                                        struct diag *diag);
+
 /* Reads and parses a file of at most limit_bytes. */
 MUST_CHECK enum status json_parse_file(struct arena *a, const char *path,
                                        int64_t limit_bytes, struct json **out,
