@@ -39,8 +39,8 @@ struct data_options {
     int64_t n_valid;
 
     /* Instead of `valid`: this part of every training source's samples, at least one,
-     * taken from its end, is never trained on. 0: none. Held-out samples have no
-     * weights. */
+     * taken from its end, is never trained on, but for its first token: that is the last
+     * label before it. 0: none. Held-out samples have no weights. */
     double valid_fraction;
 
     const struct tokenizer *tokenizer;
