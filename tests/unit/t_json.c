@@ -9,7 +9,6 @@
 #include <float.h>
 #include <math.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "core/rng.h"
@@ -175,13 +174,76 @@ static void prefixes(void **state)
     for (size_t n = 0; n < sizeof(text) - 1; n++) {
         struct arena a = {0};
         struct json *v = NULL;
-        char *cut = malloc(n ? n : 1);
-        assert_non_null(cut);
+        char *cut = mem_alloc(n);
         memcpy(cut, text, n);
         assert_int_equal(json_parse(&a, cut, n, "t", 0, &v, NULL), ST_DATA);
-        free(cut);
+        mem_free(cut);
         arena_release(&a);
     }
+}
+
+static void write_value(struct json_writer *w, const struct json *v)
+{
+    if (v->type == JSON_OBJECT || v->type == JSON_ARRAY) {
+        v->type == JSON_OBJECT ? json_begin_object(w) : json_begin_array(w);
+        for (int64_t i = 0; i < v->n_items; i++) {
+            if (v->type == JSON_OBJECT)
+                json_key(w, v->items[i].key);
+            write_value(w, &v->items[i]);
+        }
+        v->type == JSON_OBJECT ? json_end_object(w) : json_end_array(w);
+    } else if (v->type == JSON_STRING) {
+        json_string_n(w, v->text, v->n_text);
+    } else if (v->type == JSON_NUMBER) {
+        v->is_i64 ? json_i64(w, v->i64) : json_f64(w, v->f64);
+    } else if (v->type == JSON_BOOL) {
+        json_bool(w, v->is_true);
+    } else {
+        json_null(w);
+    }
+}
+
+/* Random damage: a text is parsed or refused with a reason, and what is parsed is
+ * written and parsed again to the same (sanitizers see the rest). */
+static void random_damage(void **state)
+{
+    (void)state;
+    static const char text[] =
+            "{\"a\":[1,-2.5e3,\"x\\n\\ud83d\\ude00\",{}],\"b\":{\"c\":null,"
+            "\"d\":[true,false]},\"e\":\"\xe2\x82\xac\"}";
+    static const char bytes[] = "{}[]\",:\\u0d8e+-.1 tn\xff\xe2";
+    enum {
+        N = sizeof(text) - 1,
+        ROUNDS = 30000
+    };
+    int64_t parsed = 0;
+    for (uint64_t i = 0; i < ROUNDS; i++) {
+        char bad[N];
+        memcpy(bad, text, N);
+        for (uint64_t k = 0; k <= i % 3; k++)
+            bad[rng_u64(5, i, 2 * k) % N] =
+                    bytes[rng_u64(5, i, 2 * k + 1) % (sizeof(bytes) - 1)];
+        struct arena a = {0};
+        struct diag diag = {0};
+        struct json *v = NULL;
+        if (json_parse(&a, bad, N, "t", JSON_STRICT, &v, &diag) == ST_OK) {
+            struct str once = {0}, twice = {0};
+            struct json_writer w = {.out = &once};
+            write_value(&w, v);
+            w = (struct json_writer){.out = &twice};
+            write_value(&w, parse_ok(&a, once.s));
+            assert_string_equal(once.s, twice.s);
+            str_free(&once);
+            str_free(&twice);
+            parsed++;
+        } else {
+            assert_non_null(strstr(diag.text, "malformed JSON (t:1, byte "));
+        }
+        arena_release(&a);
+    }
+    print_message("%lld of %d damaged texts were still JSON\n", (long long)parsed,
+                  ROUNDS);
+    assert_true(parsed > ROUNDS / 100 && parsed < ROUNDS / 2);
 }
 
 static void any_bytes(void **state)
@@ -313,11 +375,17 @@ static void many_members(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-            cmocka_unit_test(values),       cmocka_unit_test(integers),
-            cmocka_unit_test(strings),      cmocka_unit_test(refusals),
-            cmocka_unit_test(depth),        cmocka_unit_test(prefixes),
-            cmocka_unit_test(any_bytes),    cmocka_unit_test(getters),
-            cmocka_unit_test(writer_text),  cmocka_unit_test(doubles_round_trip),
+            cmocka_unit_test(values),
+            cmocka_unit_test(integers),
+            cmocka_unit_test(strings),
+            cmocka_unit_test(refusals),
+            cmocka_unit_test(depth),
+            cmocka_unit_test(prefixes),
+            cmocka_unit_test(random_damage),
+            cmocka_unit_test(any_bytes),
+            cmocka_unit_test(getters),
+            cmocka_unit_test(writer_text),
+            cmocka_unit_test(doubles_round_trip),
             cmocka_unit_test(many_members),
     };
     return cmocka_run_group_tests_name("json", tests, NULL, NULL);
