@@ -558,6 +558,9 @@ static enum status check_row(const struct opt_table *t, const struct opt *o,
         return diag_set(diag, ST_INTERNAL, "option %s: wanted a reason", o->key);
     if (o->type == OPT_ENUM && (!o->choices || !o->choices[0].name))
         return diag_set(diag, ST_INTERNAL, "option %s: no choices", o->key);
+    if (!o->default_text && o->type != OPT_COUNT && o->type != OPT_LIST &&
+        o->type != OPT_SUBTREE)
+        return diag_set(diag, ST_INTERNAL, "option %s: wanted a default", o->key);
     if (o->type == OPT_REALS && (o->n_elems < 1 || o->n_elems > OPT_REALS_MAX))
         return diag_set(diag, ST_INTERNAL, "option %s: bad element count", o->key);
     if (o->type == OPT_LIST && (!o->fields || !o->fields->struct_bytes))
