@@ -287,7 +287,7 @@ static enum status read_events(struct reader *r)
     return ST_OK;
 }
 
-enum status yaml_read_text(const char *text, size_t n, const char *name,
+enum status yaml_doc_read_text(const char *text, size_t n, const char *name,
                            struct yaml_doc *doc, struct diag *diag)
 {
     struct reader r = {
@@ -306,7 +306,7 @@ enum status yaml_read_text(const char *text, size_t n, const char *name,
     str_free(&r.path);
     mem_free(r.slots);
     if (st != ST_OK)
-        yaml_free(doc);
+        yaml_doc_free(doc);
     return st;
 }
 
@@ -329,7 +329,7 @@ static enum status read_limited(int fd, const char *path, struct str *out,
     return ST_OK;
 }
 
-enum status yaml_read_file(const char *path, struct yaml_doc *doc, struct diag *diag)
+enum status yaml_doc_read_file(const char *path, struct yaml_doc *doc, struct diag *diag)
 {
     *doc = (struct yaml_doc){0};
     int fd = open(path, O_RDONLY | O_CLOEXEC);
@@ -356,12 +356,12 @@ enum status yaml_read_file(const char *path, struct yaml_doc *doc, struct diag *
         st = read_limited(fd, path, &text, diag);
     close(fd);
     if (st == ST_OK)
-        st = yaml_read_text(str_get(&text), text.n, path, doc, diag);
+        st = yaml_doc_read_text(str_get(&text), text.n, path, doc, diag);
     str_free(&text);
     return st;
 }
 
-void yaml_free(struct yaml_doc *doc)
+void yaml_doc_free(struct yaml_doc *doc)
 {
     mem_free(doc->items);
     arena_release(&doc->arena);

@@ -26,7 +26,7 @@ struct yaml_item {
     int line; /* from 1 */
 };
 
-/* Zero-initialise; yaml_free at the end. */
+/* Zero-initialise; yaml_doc_free at the end. */
 struct yaml_doc {
     struct yaml_item *items;
     uint32_t n;
@@ -35,13 +35,13 @@ struct yaml_doc {
 
 /* Reads a file. out: doc, in the file's order. errors: ST_NOT_FOUND, ST_IO; ST_CONFIG with
  * file and line for what is not accepted. */
-MUST_CHECK enum status yaml_read_file(const char *path, struct yaml_doc *doc,
+MUST_CHECK enum status yaml_doc_read_file(const char *path, struct yaml_doc *doc,
                                       struct diag *diag);
 
 /* The same for n bytes of text; `name` stands for the file in messages. */
-MUST_CHECK enum status yaml_read_text(const char *text, size_t n, const char *name,
+MUST_CHECK enum status yaml_doc_read_text(const char *text, size_t n, const char *name,
                                       struct yaml_doc *doc, struct diag *diag);
 
-void yaml_free(struct yaml_doc *doc);
+void yaml_doc_free(struct yaml_doc *doc);
 
 #endif
