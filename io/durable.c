@@ -1,15 +1,13 @@
 #include "io/durable.h"
 
-#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
-#include <limits.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "core/str.h"
+#include "io/file.h"
 
 static const char *const op_names[] = {
         [DURABLE_MKDIR] = "mkdir",         [DURABLE_CREATE] = "create",
@@ -46,53 +44,43 @@ static bool point_path(struct durable *d, enum durable_op op, const char *path,
     return point(d, &e);
 }
 
-static enum status fail(enum status st, const char *what, const char *path,
-                        struct diag *diag)
+/* Says what helps against the reason of the last failed call. */
+static enum status with_hint(enum status st, struct diag *diag)
 {
-    int err = errno;
-    diag_set(diag, st, "cannot %s (%s): %s", what, path, strerror(err));
-    if (err == ENOSPC || err == EDQUOT)
+    if (st == ST_OK)
+        return st;
+    if (errno == ENOSPC || errno == EDQUOT)
         diag_hint(diag, "free some space, or put the directory on another file system");
-    else if (err == EFBIG)
-        diag_hint(diag, "raise the file size limit (ulimit -f)");
-    else if (err == EACCES || err == EPERM || err == EROFS)
+    else if (errno == EFBIG)
+        diag_hint(diag, "raise the limit on the size of files (ulimit -f)");
+    else if (errno == EACCES || errno == EPERM || errno == EROFS)
         diag_hint(diag, "name a directory that this user may write to");
     return st;
 }
 
-enum status durable_mkdir(struct durable *d, const char *path, struct diag *diag)
+static enum status fail(enum status st, const char *what, const char *path,
+                        struct diag *diag)
 {
-    struct stat s;
-    if (stat(path, &s) == 0 && S_ISDIR(s.st_mode))
-        return ST_OK;
-    if (!point_path(d, DURABLE_MKDIR, path, NULL) || mkdir(path, 0777) != 0)
-        return fail(ST_CREATE, "create directory", path, diag);
-    return ST_OK;
+    diag_set(diag, st, "cannot %s (%s): system says %s", what, path, strerror(errno));
+    return with_hint(st, diag);
 }
 
-enum status durable_mkdir_all(struct durable *d, const char *path, struct diag *diag)
+enum status durable_mkdir(struct durable *d, const char *path, struct diag *diag)
 {
-    struct str part = {0};
-    enum status st = ST_OK;
-    for (const char *at = path; st == ST_OK && *at;) {
-        size_t n = strspn(at, "/");
-        n += strcspn(at + n, "/");
-        str_add_n(&part, at, n);
-        at += n;
-        if (str_get(&part)[strspn(str_get(&part), "/")] != '\0')
-            st = durable_mkdir(d, str_get(&part), diag);
-    }
-    str_free(&part);
-    return st;
+    if (file_is_folder(path))
+        return ST_OK;
+    if (!point_path(d, DURABLE_MKDIR, path, NULL))
+        return fail(ST_CREATE, "create directory", path, diag);
+    return with_hint(file_make_folder(path, diag), diag);
 }
 
 enum status durable_create(struct durable *d, const char *path,
                            struct durable_file *out, struct diag *diag)
 {
     *out = (struct durable_file){.d = d, .path = path, .fd = -1};
-    if (point_path(d, DURABLE_CREATE, path, NULL))
-        out->fd = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
-    return out->fd < 0 ? fail(ST_CREATE, "create file", path, diag) : ST_OK;
+    if (!point_path(d, DURABLE_CREATE, path, NULL))
+        return fail(ST_CREATE, "create file", path, diag);
+    return with_hint(file_open_write(path, &out->fd, diag), diag);
 }
 
 enum status durable_write(struct durable_file *f, const void *data, size_t bytes,
@@ -105,20 +93,9 @@ enum status durable_write(struct durable_file *f, const void *data, size_t bytes
                               .data = data,
                               .bytes = bytes};
     if (!point(f->d, &e))
-        return fail(ST_IO, "write", f->path, diag);
-    const char *at = data;
-    while (bytes > 0) {
-        ssize_t n = write(f->fd, at, MIN(bytes, GIB));
-        if (n < 0 && errno == EINTR)
-            continue;
-        if (n == 0)
-            errno = EIO;
-        if (n <= 0)
-            return fail(ST_IO, "write", f->path, diag);
-        at += n;
-        bytes -= (size_t)n;
-        f->offset += n;
-    }
+        return fail(ST_IO, "write file", f->path, diag);
+    TRY(with_hint(file_write(f->fd, f->path, data, bytes, diag), diag));
+    f->offset += (int64_t)bytes;
     return ST_OK;
 }
 
@@ -126,18 +103,23 @@ enum status durable_finish(struct durable_file *f, struct diag *diag)
 {
     struct durable_event e = {.op = DURABLE_FSYNC, .path = f->path, .fd = f->fd};
     enum status st = ST_OK;
-    if (!point(f->d, &e) || fsync(f->fd) != 0)
-        st = fail(ST_IO, "flush", f->path, diag);
-    if (close(f->fd) != 0 && st == ST_OK)
-        st = fail(ST_IO, "close", f->path, diag);
+    if (!point(f->d, &e))
+        st = fail(ST_IO, "flush file", f->path, diag);
+    else
+        st = with_hint(file_sync(f->fd, f->path, diag), diag);
+    if (st != ST_OK) {
+        durable_abandon(f);
+        return st;
+    }
+    int fd = f->fd;
     f->fd = -1;
-    return st;
+    return with_hint(file_close(fd, f->path, diag), diag);
 }
 
 void durable_abandon(struct durable_file *f)
 {
     if (f->fd >= 0)
-        close(f->fd);
+        file_close_read(f->fd); /* what it holds is of no use: no error can matter */
     f->fd = -1;
 }
 
@@ -155,16 +137,9 @@ enum status durable_write_file(struct durable *d, const char *path, const void *
 
 enum status durable_sync_dir(struct durable *d, const char *path, struct diag *diag)
 {
-    int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    if (fd < 0)
-        return fail(ST_IO, "open directory", path, diag);
-    enum status st = ST_OK;
-    struct durable_event e = {.op = DURABLE_FSYNC_DIR, .path = path, .fd = fd};
-    /* Some network file systems cannot flush directories and say EINVAL. */
-    if (!point(d, &e) || (fsync(fd) != 0 && errno != EINVAL))
-        st = fail(ST_IO, "flush directory", path, diag);
-    close(fd);
-    return st;
+    if (!point_path(d, DURABLE_FSYNC_DIR, path, NULL))
+        return fail(ST_IO, "flush directory", path, diag);
+    return with_hint(file_sync_folder(path, diag), diag);
 }
 
 enum status durable_rename(struct durable *d, const char *from, const char *to,
@@ -197,30 +172,21 @@ enum status durable_replace_dir(struct durable *d, const char *from, const char 
 static enum status remove_at(struct durable *d, const char *path, int depth,
                              struct diag *diag);
 
-static enum status remove_entries(struct durable *d, const char *path, DIR *dir,
-                                  int depth, struct diag *diag)
-{
-    enum status st = ST_OK;
-    struct dirent *e;
-    while (st == ST_OK && (e = readdir(dir)) != NULL) {
-        if (strcmp(e->d_name, ".") == 0 || strcmp(e->d_name, "..") == 0)
-            continue;
-        struct str child = {0};
-        str_printf(&child, "%s/%s", path, e->d_name);
-        st = remove_at(d, str_get(&child), depth + 1, diag);
-        str_free(&child);
-    }
-    return st;
-}
-
 static enum status remove_dir(struct durable *d, const char *path, int depth,
                               struct diag *diag)
 {
-    DIR *dir = opendir(path);
-    if (!dir)
-        return fail(ST_IO, "open directory", path, diag);
-    enum status st = remove_entries(d, path, dir, depth, diag);
-    closedir(dir);
+    struct arena arena = {0};
+    struct str child = {0};
+    char **names = NULL;
+    int64_t n = 0;
+    enum status st = file_list_folder(&arena, path, &names, &n, diag);
+    for (int64_t i = 0; i < n && st == ST_OK; i++) {
+        str_clear(&child);
+        str_printf(&child, "%s/%s", path, names[i]);
+        st = remove_at(d, str_get(&child), depth + 1, diag);
+    }
+    str_free(&child);
+    arena_release(&arena);
     TRY(st);
     if (!point_path(d, DURABLE_RMDIR, path, NULL) || rmdir(path) != 0)
         return fail(ST_IO, "remove directory", path, diag);

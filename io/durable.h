@@ -56,13 +56,10 @@ struct durable_file {
 
 const char *durable_op_name(enum durable_op op);
 
-/* Makes one directory; an existing one is fine. errors: ST_CREATE. */
+/* Makes a directory and those above it that are missing; an existing one is fine.
+ * errors: ST_CREATE. */
 MUST_CHECK enum status durable_mkdir(struct durable *d, const char *path,
                                      struct diag *diag);
-
-/* Makes a directory and those above it that are missing. errors: ST_CREATE. */
-MUST_CHECK enum status durable_mkdir_all(struct durable *d, const char *path,
-                                         struct diag *diag);
 
 /* Creates (or empties) a file for writing. errors: ST_CREATE. */
 MUST_CHECK enum status durable_create(struct durable *d, const char *path,
