@@ -270,7 +270,9 @@ static enum status parse_index(struct ckpt *ck, const char *path, const uint8_t 
 static enum status decode_index(struct ckpt *ck, const char *path,
                                 const struct str *text, struct diag *diag)
 {
-    if (ck->info.n_chunks < 0 || ck->info.n_chunks > UINT32_MAX / SHARD_RECORD_BYTES)
+    if (ck->info.n_chunks < 0 || ck->info.n_chunks > UINT32_MAX / SHARD_RECORD_BYTES ||
+        frame_content_bytes(str_get(text), text->n) !=
+                ck->info.n_chunks * SHARD_RECORD_BYTES)
         return damaged(path, "the number of chunks cannot be", diag);
     size_t bytes = (size_t)ck->info.n_chunks * SHARD_RECORD_BYTES;
     uint8_t *raw = mem_realloc(NULL, bytes + 1);

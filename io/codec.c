@@ -342,6 +342,12 @@ size_t frame_encode(struct codec *c, const void *src, size_t bytes, void *dst)
     return r;
 }
 
+int64_t frame_content_bytes(const void *src, size_t src_bytes)
+{
+    unsigned long long n = ZSTD_getFrameContentSize(src, src_bytes);
+    return n > INT64_MAX ? -1 : (int64_t)n; /* unknown and error are the largest two */
+}
+
 enum status frame_decode(struct codec *c, const void *src, size_t src_bytes, void *dst,
                          size_t bytes, struct diag *diag)
 {

@@ -450,14 +450,17 @@ static enum status read_table(struct shard_file *f, const char *path,
     size_t n = (size_t)foot->table_bytes;
     size_t raw_bytes = (size_t)foot->n_chunks * SHARD_RECORD_BYTES;
     uint8_t *frame = mem_realloc(NULL, n);
-    uint8_t *raw = mem_realloc(NULL, raw_bytes + 1);
+    uint8_t *raw = NULL;
     uint8_t frame_head[FRAME_HEAD];
     put_frame_head(frame_head, MAGIC_TABLE, n);
     enum status st = file_read_at(f->fd, path, foot->table_offset, frame, n, diag);
     if (st == ST_OK &&
         (memcmp(frame, frame_head, FRAME_HEAD) != 0 ||
-         le_get64(frame + n - HASH_BYTES) != hash64(frame, n - HASH_BYTES)))
+         le_get64(frame + n - HASH_BYTES) != hash64(frame, n - HASH_BYTES) ||
+         frame_content_bytes(frame + FRAME_HEAD, n - FRAME_HEAD) != (int64_t)raw_bytes))
         st = damaged(path, foot->table_offset, "the chunk table's hash differs", diag);
+    if (st == ST_OK)
+        raw = mem_realloc(NULL, raw_bytes + 1);
     if (st == ST_OK)
         st = frame_decode(codec, frame + FRAME_HEAD, n - FRAME_HEAD - HASH_BYTES, raw,
                           raw_bytes, diag);
