@@ -373,7 +373,10 @@ static enum status sort_names(struct ckpt *ck, struct diag *diag)
 enum status ckpt_open(const char *path, struct ckpt **out, struct diag *diag)
 {
     struct ckpt *ck = mem_alloc(sizeof(*ck));
-    ck->info.path = arena_strdup(&ck->arena, path);
+    size_t n_path = strlen(path);
+    while (n_path > 1 && path[n_path - 1] == '/')
+        n_path--;
+    ck->info.path = path = arena_strndup(&ck->arena, path, n_path);
     enum status st;
     TRY_GOTO(read_manifest(ck, path, diag), fail);
     for (int64_t i = 0; i < ck->info.n_files; i++)
