@@ -369,11 +369,16 @@ const struct opt *opt_find(const struct opt_table *t, const char *key)
     return i == NONE_ID ? NULL : &t->rows[i];
 }
 
+static bool is_below(const struct opt *o, const char *mapping)
+{
+    size_t n = strlen(mapping);
+    return strncmp(o->key, mapping, n) == 0 && o->key[n] == '.';
+}
+
 bool opt_is_mapping(const struct opt_table *t, const char *key)
 {
-    size_t n = strlen(key);
     for (uint32_t i = 0; i < t->n_rows; i++) {
-        if (strncmp(t->rows[i].key, key, n) == 0 && t->rows[i].key[n] == '.')
+        if (is_below(&t->rows[i], key))
             return true;
     }
     return false;
@@ -595,27 +600,42 @@ enum status opt_check_lists(const struct opt_store *s, struct diag *diag)
 
 /* ---- setting ---- */
 
+static void set_default(const struct opt_store *s, uint32_t index)
+{
+    const struct opt *o = &s->table->rows[index];
+    struct diag diag;
+    enum status st = ST_OK;
+    if (s->origins)
+        s->origins[index] = (struct opt_origin){0};
+    if (o->type == OPT_SUBTREE)
+        return;
+    if (o->type == OPT_LIST)
+        list_put(o, s->base, (struct opt_list){0});
+    if (!o->default_text) { /* what must be given is 0 until it is */
+        if (o->type == OPT_COUNT)
+            memset((char *)s->base + o->offset, 0, sizeof(int64_t));
+        return;
+    }
+    if (o->type == OPT_LIST)
+        st = set_in_list(s, &(struct target){index, o, ""}, o->key, o->default_text,
+                         "default", &diag);
+    else
+        st = set_checked(s, o, o->key, o->default_text, "default", &diag);
+    if (st != ST_OK)
+        BUG("%s", diag.text);
+}
+
 void opt_set_defaults(const struct opt_store *s)
 {
+    for (uint32_t i = 0; i < s->table->n_rows; i++)
+        set_default(s, i);
+}
+
+void opt_reset_mapping(const struct opt_store *s, const char *key)
+{
     for (uint32_t i = 0; i < s->table->n_rows; i++) {
-        const struct opt *o = &s->table->rows[i];
-        struct diag diag;
-        if (s->origins)
-            s->origins[i] = (struct opt_origin){0};
-        if (o->type == OPT_SUBTREE)
-            continue;
-        if (o->type == OPT_LIST)
-            list_put(o, s->base, (struct opt_list){0});
-        if (!o->default_text) /* nothing: zeroes */
-            continue;
-        enum status st = ST_OK;
-        if (o->type == OPT_LIST)
-            st = set_in_list(s, &(struct target){i, o, ""}, o->key, o->default_text,
-                             "default", &diag);
-        else
-            st = set_checked(s, o, o->key, o->default_text, "default", &diag);
-        if (st != ST_OK)
-            BUG("%s", diag.text);
+        if (is_below(&s->table->rows[i], key))
+            set_default(s, i);
     }
 }
 
@@ -624,13 +644,12 @@ static enum status set_mapping(const struct opt_store *s, const char *key,
                                const char *text, const char *where, int layer,
                                struct diag *diag)
 {
-    size_t n = strlen(key);
     bool is_auto = text && strcmp(text, "auto") == 0;
     const struct opt *sample = NULL;
     bool all_take = true;
     for (uint32_t i = 0; i < s->table->n_rows; i++) {
         const struct opt *o = &s->table->rows[i];
-        if (strncmp(o->key, key, n) != 0 || o->key[n] != '.' || o->type == OPT_SUBTREE)
+        if (!is_below(o, key) || o->type == OPT_SUBTREE)
             continue;
         sample = sample ? sample : o;
         all_take &= (o->flags & OPT_AUTO) != 0;
@@ -644,7 +663,7 @@ static enum status set_mapping(const struct opt_store *s, const char *key,
     }
     for (uint32_t i = 0; i < s->table->n_rows; i++) {
         const struct opt *o = &s->table->rows[i];
-        if (strncmp(o->key, key, n) != 0 || o->key[n] != '.' || o->type == OPT_SUBTREE)
+        if (!is_below(o, key) || o->type == OPT_SUBTREE)
             continue;
         TRY(set_checked(s, o, o->key, text, where, diag));
         note_origin(s, i, where, layer);

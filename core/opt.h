@@ -121,6 +121,10 @@ MUST_CHECK enum status opt_begin_sequence(const struct opt_store *s, const char 
                                           int64_t n, const char *where, int layer,
                                           struct diag *diag);
 
+/* Sets the rows below the mapping `key` back to their defaults: what another file's mapping
+ * replaces. */
+void opt_reset_mapping(const struct opt_store *s, const char *key);
+
 /* Checks that elements of lists have their needed fields. errors: ST_CONFIG. */
 MUST_CHECK enum status opt_check_lists(const struct opt_store *s, struct diag *diag);
 

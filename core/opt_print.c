@@ -60,6 +60,10 @@ static void add_fields(const struct opt *o, struct str *out)
 static void add_number(double v, struct str *out)
 {
     char buf[40];
+    if (v == floor(v) && fabs(v) < 1e15) {
+        str_printf(out, "%.0f", v);
+        return;
+    }
     for (int digits = 1; digits <= 17; digits++) {
         snprintf(buf, sizeof(buf), "%.*g", digits, v);
         if (strtod(buf, NULL) == v)
@@ -246,41 +250,44 @@ static bool is_default(const struct opt *o, const void *base)
     return same;
 }
 
-/* A bare scalar where the other fields are at their defaults, else a flow mapping. */
-static void add_element(const struct opt_table *fields, const void *base,
-                        struct str *out)
+/* A bare scalar will do where the fields but the primary one are at their defaults. */
+static bool is_bare(const struct opt_table *fields, const void *base)
 {
-    const struct opt *primary = NULL;
     bool bare = true;
     for (uint32_t i = 0; i < fields->n_rows; i++) {
         const struct opt *f = &fields->rows[i];
-        if (f->flags & OPT_PRIMARY)
-            primary = f;
-        else
-            bare &= is_default(f, base);
+        bare &= (f->flags & OPT_PRIMARY) || is_default(f, base);
     }
-    if (bare && primary) {
-        opt_print_value(primary, base, out);
-        return;
-    }
+    return bare;
+}
+
+static void add_element(const struct opt_table *fields, const void *base,
+                        struct str *out)
+{
+    bool bare = is_bare(fields, base);
+    str_add(out, bare ? "" : "{");
     for (uint32_t i = 0; i < fields->n_rows; i++) {
-        str_printf(out, "%s%s: ", i ? ", " : "{", fields->rows[i].key);
-        opt_print_value(&fields->rows[i], base, out);
+        const struct opt *f = &fields->rows[i];
+        if (!bare)
+            str_printf(out, "%s%s: ", i ? ", " : "", f->key);
+        if (!bare || (f->flags & OPT_PRIMARY))
+            opt_print_value(f, base, out);
     }
-    str_addc(out, '}');
+    str_add(out, bare ? "" : "}");
 }
 
 static void add_list(const struct opt *o, const void *at, struct str *out)
 {
     struct opt_list l;
     memcpy(&l, at, sizeof(l));
-    str_addc(out, '[');
+    bool alone = l.n == 1 && is_bare(o->fields, l.items);
+    str_add(out, alone ? "" : "[");
     for (int64_t i = 0; i < l.n; i++) {
         str_add(out, i ? ", " : "");
         add_element(o->fields, (char *)l.items + (size_t)i * o->fields->struct_bytes,
                     out);
     }
-    str_addc(out, ']');
+    str_add(out, alone ? "" : "]");
 }
 
 void opt_print_value(const struct opt *o, const void *base, struct str *out)
@@ -558,6 +565,9 @@ static enum status check_row(const struct opt_table *t, const struct opt *o,
         return diag_set(diag, ST_INTERNAL, "option %s: wanted a reason", o->key);
     if (o->type == OPT_ENUM && (!o->choices || !o->choices[0].name))
         return diag_set(diag, ST_INTERNAL, "option %s: no choices", o->key);
+    if (!o->default_text && o->type != OPT_COUNT && o->type != OPT_LIST &&
+        o->type != OPT_SUBTREE)
+        return diag_set(diag, ST_INTERNAL, "option %s: wanted a default", o->key);
     if (o->type == OPT_REALS && (o->n_elems < 1 || o->n_elems > OPT_REALS_MAX))
         return diag_set(diag, ST_INTERNAL, "option %s: bad element count", o->key);
     if (o->type == OPT_LIST && (!o->fields || !o->fields->struct_bytes))
