@@ -18,6 +18,7 @@
 #include "core/str.h"
 #include "io/ckpt_format.h"
 #include "io/file.h"
+#include "tests/lib/tmp.h"
 
 #define N_TENSORS 7
 #define ROWS      48
@@ -35,7 +36,8 @@ struct model {
 };
 
 struct fixture {
-    char dir[64];
+    struct tmp tmp;
+    const char *dir; /* of the checkpoints, in it */
     struct shard_crew *crew;
     struct model model;
     struct model got;
@@ -68,8 +70,9 @@ static void model_fill(struct model *m, int64_t step)
 static int set_up(void **state)
 {
     struct fixture *f = mem_alloc(sizeof(*f));
-    snprintf(f->dir, sizeof(f->dir), "/tmp/angel-ckpt-XXXXXX");
-    assert_non_null(mkdtemp(f->dir));
+    tmp_create(&f->tmp);
+    f->dir = tmp_path(&f->tmp, "ckpt");
+    assert_int_equal(durable_mkdir(NULL, f->dir, NULL), ST_OK);
     f->crew = shard_crew_create(NULL);
     log_set_level(LOG_ERROR);
     *state = f;
@@ -80,10 +83,10 @@ static int tear_down(void **state)
 {
     struct fixture *f = *state;
     shard_crew_destroy(f->crew);
-    enum status st = file_remove_tree(f->dir, NULL);
+    tmp_remove(&f->tmp);
     mem_free(f);
     log_set_level(LOG_INFO);
-    return st == ST_OK ? 0 : -1;
+    return 0;
 }
 
 static void ok(enum status st, const struct diag *diag)
@@ -150,7 +153,7 @@ static int64_t newest(struct fixture *f)
 
 static const char *in_step(struct fixture *f, int64_t step, const char *name)
 {
-    static char path[160];
+    static char path[600];
     char buf[CKPT_NAME_BYTES];
     snprintf(path, sizeof(path), "%s/%s/%s", f->dir, ckpt_step_name(step, buf), name);
     return path;
@@ -189,7 +192,7 @@ static void test_round_trip(void **state)
     assert_int_equal(newest(f), 12);
     assert_int_equal(count_entries(f, ".tmp-"), 0);
     struct str latest = {0};
-    char path[96];
+    char path[512];
     snprintf(path, sizeof(path), "%s/LATEST", f->dir);
     ok(file_read_all(path, 100, &latest, &diag), &diag);
     assert_string_equal(str_get(&latest), "step-000000000012\n");
@@ -447,7 +450,7 @@ static void test_lock(void **state)
     struct diag diag = {0};
     struct ckpt_lock *a;
     struct ckpt_lock *b;
-    char tmp[96];
+    char tmp[512];
     snprintf(tmp, sizeof(tmp), "%s/.tmp-step-000000000001-ab", f->dir);
     ok(durable_mkdir(NULL, tmp, &diag), &diag);
     ok(ckpt_lock(f->dir, NULL, &a, &diag), &diag);
@@ -621,7 +624,7 @@ static void test_unwritable(void **state)
     struct fixture *f = *state;
     struct diag diag = {0};
     struct ckpt_lock *lock;
-    char path[96];
+    char path[512];
     snprintf(path, sizeof(path), "%s/file", f->dir);
     ok(durable_write_file(NULL, path, "x", 1, &diag), &diag);
     snprintf(path, sizeof(path), "%s/file/ckpt", f->dir);
@@ -635,7 +638,7 @@ static void test_stock_zstd(void **state)
 {
     struct fixture *f = *state;
     struct diag diag = {0};
-    char command[256];
+    char command[2048];
     if (system("command -v zstd >/dev/null 2>&1") != 0) {
         print_message("SKIPPED: no zstd program here to try the files with\n");
         skip();

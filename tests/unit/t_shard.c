@@ -12,19 +12,19 @@
 #include "core/str.h"
 #include "io/file.h"
 #include "io/shard.h"
+#include "tests/lib/tmp.h"
 
 struct fixture {
-    char dir[64];
-    char path[96];
+    struct tmp tmp;
+    const char *path; /* of the shard file */
     struct shard_crew *crew;
 };
 
 static int set_up(void **state)
 {
     struct fixture *f = mem_alloc(sizeof(*f));
-    snprintf(f->dir, sizeof(f->dir), "/tmp/angel-shard-XXXXXX");
-    assert_non_null(mkdtemp(f->dir));
-    snprintf(f->path, sizeof(f->path), "%s/a.azs", f->dir);
+    tmp_create(&f->tmp);
+    f->path = tmp_path(&f->tmp, "a.azs");
     f->crew = shard_crew_create(NULL);
     *state = f;
     return 0;
@@ -34,9 +34,9 @@ static int tear_down(void **state)
 {
     struct fixture *f = *state;
     shard_crew_destroy(f->crew);
-    enum status st = file_remove_tree(f->dir, NULL);
+    tmp_remove(&f->tmp);
     mem_free(f);
-    return st == ST_OK ? 0 : -1;
+    return 0;
 }
 
 static void ok(enum status st, const struct diag *diag)
@@ -273,7 +273,7 @@ static void test_stock_zstd(void **state)
 {
     struct fixture *f = *state;
     struct small s;
-    char command[160];
+    char command[1024];
     if (system("command -v zstd >/dev/null 2>&1") != 0) {
         print_message("SKIPPED: no zstd program here to try the file with\n");
         skip();
