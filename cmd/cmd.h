@@ -18,13 +18,17 @@ struct cmd_args {
     struct cmd_override *overrides;
     int n_overrides;
     bool help, version;
-    bool json;         /* one JSON document on stdout */
-    bool quiet;        /* warnings and errors only */
-    bool verbose;      /* -v */
-    bool dry_run;      /* resolve, validate, print; write nothing */
-    bool print_config; /* print the resolved configuration */
-    bool dump_program; /* print the program of a step */
-    bool man_options;  /* `angel help`: the options section of angel-config(5) */
+    bool json;             /* one JSON document on stdout */
+    bool quiet;            /* warnings and errors only */
+    bool verbose;          /* -v */
+    bool dry_run;          /* resolve, validate, print; write nothing */
+    bool print_config;     /* print the resolved configuration */
+    bool dump_program;     /* print the program of a step */
+    bool man_options;      /* `angel help`: the options section of angel-config(5) */
+    bool tensors;          /* ckpt inspect: a line per tensor */
+    bool deep;             /* ckpt verify: decode every chunk */
+    const char *tolerance; /* ckpt diff: a number; NULL where not given */
+    const char *keep;      /* ckpt prune: a number; NULL where not given */
     struct arena arena;
 };
 

@@ -18,10 +18,16 @@ static const struct cmd commands[] = {
          .takes_config = true},
         {.name = "ckpt",
          .run = cmd_ckpt,
-         .usage = "inspect|verify|diff PATH ...",
-         .summary = "look into checkpoints, check them, compare two",
+         .usage = "inspect|verify|diff|prune PATH ...",
+         .summary = "look into checkpoints, check them, compare two, remove old ones",
          .about =
-                 "Prints what a checkpoint holds, checks every byte of it, or compares two."},
+                 "  angel ckpt inspect PATH [--tensors]    what a checkpoint holds\n"
+                 "  angel ckpt verify PATH [--deep]        check every byte of it\n"
+                 "  angel ckpt diff A B [--tolerance X]    compare the tensors of two\n"
+                 "  angel ckpt prune DIR --keep N          remove all but the newest N\n"
+                 "\n"
+                 "PATH is a checkpoint (step-...), or a directory of them: then the newest\n"
+                 "valid one is taken."},
         {.name = "help",
          .run = cmd_help,
          .usage = "[COMMAND | options [KEY]]",
