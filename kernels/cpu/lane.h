@@ -264,15 +264,23 @@ LANE_INLINE void lane_transpose(__m512 *r)
 
 #endif
 
+static __attribute__((noinline, unused)) void
+lane_transpose_plain(float *dst, int64_t ld_dst, const float *src, int64_t ld_src,
+                     int64_t rows, int64_t cols)
+{
+    for (int64_t c = 0; c < cols; c++)
+        for (int64_t r = 0; r < rows; r++)
+            dst[c * ld_dst + r] = src[r * ld_src + c];
+}
+
 /* dst[c][r] = src[r][c] for rows x cols elements of f32; pitches in elements. */
 LANE_INLINE void lane_transpose_f32(float *dst, int64_t ld_dst, const float *src,
                                     int64_t ld_src, int64_t rows, int64_t cols)
 {
-    int64_t r = 0;
 #if defined(__AVX512F__)
-    int64_t full = cols / 16 * 16;
-    for (; r + 16 <= rows; r += 16) {
-        for (int64_t c = 0; c < full; c += 16) {
+    int64_t full_rows = rows / 16 * 16, full_cols = cols / 16 * 16;
+    for (int64_t r = 0; r < full_rows; r += 16) {
+        for (int64_t c = 0; c < full_cols; c += 16) {
             __m512 v[16];
 #pragma GCC unroll 16
             for (int i = 0; i < 16; i++)
@@ -282,14 +290,16 @@ LANE_INLINE void lane_transpose_f32(float *dst, int64_t ld_dst, const float *src
             for (int i = 0; i < 16; i++)
                 lane_store(dst + (c + i) * ld_dst + r, v[i]);
         }
-        for (int64_t c = full; c < cols; c++)
-            for (int i = 0; i < 16; i++)
-                dst[c * ld_dst + r + i] = src[(r + i) * ld_src + c];
     }
+    if (full_cols < cols)
+        lane_transpose_plain(dst + full_cols * ld_dst, ld_dst, src + full_cols, ld_src,
+                             full_rows, cols - full_cols);
+    if (full_rows < rows)
+        lane_transpose_plain(dst + full_rows, ld_dst, src + full_rows * ld_src, ld_src,
+                             rows - full_rows, cols);
+#else
+    lane_transpose_plain(dst, ld_dst, src, ld_src, rows, cols);
 #endif
-    for (; r < rows; r++)
-        for (int64_t c = 0; c < cols; c++)
-            dst[c * ld_dst + r] = src[r * ld_src + c];
 }
 
 #endif
