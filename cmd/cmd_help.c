@@ -100,11 +100,10 @@ static enum status print_topic(const struct cmd_args *args, struct str *out,
         if (strcmp(c->name, topic) != 0)
             continue;
         if (c->later)
-            return diag_set(
-                    diag, ST_UNAVAILABLE,
-                    "angel %s (command line): %s: got '%s', wanted a command of "
-                    "angel --help",
-                    topic, c->later, topic);
+            return diag_set(diag, ST_UNAVAILABLE,
+                            "%s (command line): %s: got '%s', wanted a command of "
+                            "angel --help",
+                            topic, c->later, topic);
         cmd_print_command_help(c, out);
         return ST_OK;
     }

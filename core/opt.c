@@ -401,7 +401,7 @@ static enum status unknown_key(const struct opt_table *t, const char *key,
                                const char *asked, const char *where, struct diag *diag)
 {
     enum status st = diag_set(diag, ST_CONFIG,
-                              "unknown key (%s): got '%s', wanted one of "
+                              "unknown key (%s): got '%s', wanted a key of "
                               "angel-config(5)",
                               where, asked);
     const char *near = opt_suggest(t, key);
