@@ -19,7 +19,8 @@ struct arena_block {
 
 NORETURN static void out_of_memory(size_t bytes)
 {
-    fprintf(stderr, "angel: out of memory for tables (host): wanted %zu bytes\n", bytes);
+    fprintf(stderr, "angel: out of memory for tables (host): wanted %zu bytes\n",
+            bytes);
     exit(status_exit_code(ST_NO_FIT));
 }
 
@@ -115,7 +116,8 @@ enum status pages_map(size_t bytes, void **out, struct diag *diag)
     if (skip)
         munmap(raw, skip);
     munmap(raw + skip + want, HUGE_BYTES - skip);
-    (void)madvise(raw + skip, want, MADV_HUGEPAGE); /* advice only: small pages also work */
+    (void)madvise(raw + skip, want,
+                  MADV_HUGEPAGE); /* advice only: small pages also work */
     *out = raw + skip;
     return ST_OK;
 }

@@ -21,7 +21,8 @@ struct arena {
 void *arena_alloc(struct arena *a, size_t bytes);
 
 /* Room for n elements, zeroed; the product is checked. */
-#define arena_array(a, type, n) ((type *)arena_alloc_array((a), (int64_t)(n), sizeof(type)))
+#define arena_array(a, type, n)                                                        \
+    ((type *)arena_alloc_array((a), (int64_t)(n), sizeof(type)))
 void *arena_alloc_array(struct arena *a, int64_t n, size_t elem_bytes);
 
 /* A copy of the string (arena_strndup: of its first n bytes), NUL-terminated. */

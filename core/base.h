@@ -14,10 +14,10 @@
 #define MIN(a, b)    ((a) < (b) ? (a) : (b))
 #define MAX(a, b)    ((a) > (b) ? (a) : (b))
 
-#define MUST_CHECK               __attribute__((warn_unused_result))
-#define PRINTF_LIKE(fmt, first)  __attribute__((format(printf, fmt, first)))
-#define NORETURN                 __attribute__((noreturn))
-#define UNUSED                   __attribute__((unused))
+#define MUST_CHECK              __attribute__((warn_unused_result))
+#define PRINTF_LIKE(fmt, first) __attribute__((format(printf, fmt, first)))
+#define NORETURN                __attribute__((noreturn))
+#define UNUSED                  __attribute__((unused))
 
 #define NONE_ID UINT32_MAX
 
@@ -27,14 +27,15 @@
 
 /* An impossible state: prints file, line and the message, then exits with code 70. For
  * programming errors only; what a user can cause is a status (core/status.h). */
-NORETURN void bug_at(const char *file, int line, const char *fmt, ...) PRINTF_LIKE(3, 4);
+NORETURN void bug_at(const char *file, int line, const char *fmt, ...)
+        PRINTF_LIKE(3, 4);
 #define BUG(...) bug_at(__FILE__, __LINE__, __VA_ARGS__)
 
 /* Always on: keep the condition cheap. */
-#define ASSERT(cond)                                                                     \
-    do {                                                                                 \
-        if (!(cond))                                                                     \
-            BUG("assertion is false: %s", #cond);                                        \
+#define ASSERT(cond)                                                                   \
+    do {                                                                               \
+        if (!(cond))                                                                   \
+            BUG("assertion is false: %s", #cond);                                      \
     } while (0)
 
 /* a*b and a+b of non-negative sizes; false (and *out untouched) when it overflows. */

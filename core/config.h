@@ -9,12 +9,13 @@
 #define CORE_CONFIG_H
 
 #include "core/opt.h"
+#include "core/program.h"
 
 enum model_act {
-    ACT_SWIGLU,
-    ACT_GEGLU,
-    ACT_GELU,
-    ACT_GELU_TANH
+    MODEL_ACT_SWIGLU,
+    MODEL_ACT_GEGLU,
+    MODEL_ACT_GELU,
+    MODEL_ACT_GELU_TANH
 };
 enum model_norm {
     NORM_RMSNORM,
@@ -30,12 +31,6 @@ enum model_position {
     POSITION_ROPE,
     POSITION_LEARNED,
     POSITION_NONE
-};
-enum rope_scaling_type {
-    ROPE_PLAIN,
-    ROPE_LINEAR,
-    ROPE_LLAMA3,
-    ROPE_YARN
 };
 enum model_qk_norm {
     QK_NORM_NONE,

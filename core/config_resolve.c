@@ -137,7 +137,7 @@ static enum status resolve_rope_scaling(struct config *c, struct diag *diag)
     struct rope_scaling *r = &c->model.rope_scaling;
     if (r->attention_factor == 0)
         r->attention_factor = r->type == ROPE_YARN ? 0.1 * log(r->factor) + 1.0 : 1.0;
-    if (r->type == ROPE_PLAIN)
+    if (r->type == ROPE_NONE)
         return ST_OK;
     if (c->model.position != POSITION_ROPE) {
         diag_set(diag, ST_CONFIG,

@@ -4,17 +4,17 @@
 #define CORE_HYPER_H
 
 enum hyper {
-    HYPER_LR,           /* learning rate of this step */
+    HYPER_LR, /* learning rate of this step */
     HYPER_BETA1,
     HYPER_BETA2,
-    HYPER_ONE_BETA1,    /* 1 - beta1, rounded once from double */
+    HYPER_ONE_BETA1, /* 1 - beta1, rounded once from double */
     HYPER_ONE_BETA2,
     HYPER_EPS,
-    HYPER_DECAY,        /* weight decay; the step subtracts lr * decay * w */
-    HYPER_CORRECT1,     /* 1 / (1 - beta1^t), t counted from 1 */
-    HYPER_CORRECT2,     /* 1 / (1 - beta2^t) */
-    HYPER_CLIP,         /* limit of the global gradient norm; 0: none */
-    HYPER_INV_TOKENS,   /* 1 / trained tokens of the global batch */
+    HYPER_DECAY,      /* weight decay; the step subtracts lr * decay * w */
+    HYPER_CORRECT1,   /* 1 / (1 - beta1^t), t counted from 1 */
+    HYPER_CORRECT2,   /* 1 / (1 - beta2^t) */
+    HYPER_CLIP,       /* limit of the global gradient norm; 0: none */
+    HYPER_INV_TOKENS, /* 1 / trained tokens of the global batch */
     HYPER_COUNT
 };
 

@@ -40,8 +40,7 @@ static void write_line(const char *prefix, const char *text)
 
 void log_line(enum log_level level, const char *fmt, ...)
 {
-    static const char *const prefix[] = {
-            "angel: ", "angel: warning: ", "", "debug: "};
+    static const char *const prefix[] = {"angel: ", "angel: warning: ", "", "debug: "};
     if (level > level_max)
         return;
     char text[2048];

@@ -43,7 +43,8 @@ struct op_cost {
 typedef const char *(*op_shape_fn)(const struct op_ctx *c, struct op_shape *out);
 
 /* For one mesh dimension: input layouts to output layouts. NULL, or what is wrong. */
-typedef const char *(*op_layout_fn)(const struct op_ctx *c, const uint8_t *in, uint8_t *out);
+typedef const char *(*op_layout_fn)(const struct op_ctx *c, const uint8_t *in,
+                                    uint8_t *out);
 
 /* flops, flops_model and reduce_len; bytes are counted from the operands. */
 typedef void (*op_cost_fn)(const struct op_ctx *c, struct op_cost *cost);

@@ -27,11 +27,11 @@
 
 /* Dimensions of the mesh of ranks. */
 enum mesh_dim {
-    MESH_TP, /* tensor */
-    MESH_CP, /* context */
-    MESH_DP, /* data */
-    MESH_PP, /* pipeline */
-    MESH_EP, /* expert */
+    MESH_TP,  /* tensor */
+    MESH_CP,  /* context */
+    MESH_DP,  /* data */
+    MESH_PP,  /* pipeline */
+    MESH_EP,  /* expert */
     MESH_ETP, /* expert-tensor */
     MESH_DIMS
 };
@@ -88,25 +88,25 @@ enum op_kind {
 
 /* Attribute names; a value is an integer or a double as attr_is_double says. */
 enum attr_key {
-    ATTR_EPS,       /* double */
-    ATTR_PLUS_ONE,  /* 1: the norm multiplies by (1 + weight) */
-    ATTR_SCALE,     /* double */
-    ATTR_CAP,       /* double, soft cap; 0 off */
-    ATTR_WINDOW,    /* keys visible to a query; 0 all */
-    ATTR_SEQ,       /* tokens per sequence */
-    ATTR_ACT,       /* enum act_kind */
-    ATTR_INVERSE,   /* 1: rotate backwards */
-    ATTR_OUT_DTYPE, /* enum dtype of output 0 */
-    ATTR_DECAY,     /* 1: weight decay applies */
-    ATTR_DIM,       /* a dimension that no input shows */
-    ATTR_ROWS,      /* a row count that no input shows */
-    ATTR_ROPE_TYPE, /* enum rope_scaling_type */
-    ATTR_ROPE_THETA,         /* double */
-    ATTR_ROPE_FACTOR,        /* double */
-    ATTR_ROPE_LOW,           /* double: low_freq_factor, or beta_slow */
-    ATTR_ROPE_HIGH,          /* double: high_freq_factor, or beta_fast */
-    ATTR_ROPE_ORIGINAL,      /* original_max_positions */
-    ATTR_ROPE_ATTN_FACTOR,   /* double, multiplies cos and sin */
+    ATTR_EPS,              /* double */
+    ATTR_PLUS_ONE,         /* 1: the norm multiplies by (1 + weight) */
+    ATTR_SCALE,            /* double */
+    ATTR_CAP,              /* double, soft cap; 0 off */
+    ATTR_WINDOW,           /* keys visible to a query; 0 all */
+    ATTR_SEQ,              /* tokens per sequence */
+    ATTR_ACT,              /* enum act_kind */
+    ATTR_INVERSE,          /* 1: rotate backwards */
+    ATTR_OUT_DTYPE,        /* enum dtype of output 0 */
+    ATTR_DECAY,            /* 1: weight decay applies */
+    ATTR_DIM,              /* a dimension that no input shows */
+    ATTR_ROWS,             /* a row count that no input shows */
+    ATTR_ROPE_TYPE,        /* enum rope_scaling_type */
+    ATTR_ROPE_THETA,       /* double */
+    ATTR_ROPE_FACTOR,      /* double */
+    ATTR_ROPE_LOW,         /* double: low_freq_factor, or beta_slow */
+    ATTR_ROPE_HIGH,        /* double: high_freq_factor, or beta_fast */
+    ATTR_ROPE_ORIGINAL,    /* original_max_positions */
+    ATTR_ROPE_ATTN_FACTOR, /* double, multiplies cos and sin */
     ATTR_COUNT
 };
 
@@ -135,11 +135,11 @@ struct prog_value {
     int64_t dim[VALUE_DIMS_MAX];
     int64_t ld;
     uint8_t ndim;
-    uint8_t dtype;               /* enum dtype */
+    uint8_t dtype; /* enum dtype */
     uint8_t layout[MESH_DIMS];
-    uint32_t base;               /* the value this is a view of, or NONE_ID */
-    uint32_t inplace_of;         /* the value whose bytes this one overwrites, or NONE_ID */
-    uint32_t extent;             /* i32[1] value with the rows in use, or NONE_ID: all */
+    uint32_t base;       /* the value this is a view of, or NONE_ID */
+    uint32_t inplace_of; /* the value whose bytes this one overwrites, or NONE_ID */
+    uint32_t extent;     /* i32[1] value with the rows in use, or NONE_ID: all */
 };
 
 struct prog_storage {
@@ -147,16 +147,16 @@ struct prog_storage {
     uint8_t cls;  /* enum storage_class */
     uint8_t pool; /* enum pool_kind */
     uint8_t slotting;
-    int64_t bytes; /* of one copy */
+    int64_t bytes;         /* of one copy */
     uint32_t offset_first; /* into offsets: n_copies entries, filled by packing */
     uint32_t n_copies;
 };
 
 struct prog_op {
-    uint16_t kind;  /* enum op_kind */
-    uint8_t phase;  /* enum op_phase */
+    uint16_t kind; /* enum op_kind */
+    uint8_t phase; /* enum op_phase */
     uint8_t stream;
-    int32_t layer;  /* -1: none */
+    int32_t layer;          /* -1: none */
     uint32_t operand_first; /* inputs then outputs, in operands */
     uint8_t n_in;
     uint8_t n_out;
@@ -291,18 +291,20 @@ uint32_t program_name(struct program *p, const char *fmt, ...) PRINTF_LIKE(2, 3)
 
 /* A storage of `bytes` with one copy (or one per micro-batch or slot: copies are made by
  * program_seal). */
-uint32_t program_storage(struct program *p, enum storage_class cls, enum slotting slotting,
-                         int64_t bytes, const char *fmt, ...) PRINTF_LIKE(5, 6);
+uint32_t program_storage(struct program *p, enum storage_class cls,
+                         enum slotting slotting, int64_t bytes, const char *fmt, ...)
+        PRINTF_LIKE(5, 6);
 
 /* A contiguous value at byte_offset of a storage. Replicated layout. */
 uint32_t program_value(struct program *p, uint32_t storage, int64_t byte_offset,
-                       enum dtype dtype, int ndim, const int64_t *dim, const char *fmt, ...)
-        PRINTF_LIKE(7, 8);
+                       enum dtype dtype, int ndim, const int64_t *dim, const char *fmt,
+                       ...) PRINTF_LIKE(7, 8);
 
 /* A view of `base`: columns col_begin.. of each row, reshaped to the given dims (dim[0]
  * must be the base's row count), layout as the base's. */
-uint32_t program_view_cols(struct program *p, uint32_t base, int64_t col_begin, int ndim,
-                           const int64_t *dim, const char *fmt, ...) PRINTF_LIKE(6, 7);
+uint32_t program_view_cols(struct program *p, uint32_t base, int64_t col_begin,
+                           int ndim, const int64_t *dim, const char *fmt, ...)
+        PRINTF_LIKE(6, 7);
 
 /* The same bytes as `v` under a new value that an op writes in place. */
 uint32_t program_value_inplace(struct program *p, uint32_t v, const char *fmt, ...)

@@ -57,10 +57,14 @@ void diag_context(struct diag *diag, const char *fmt, ...)
     va_start(ap, fmt);
     int n = vsnprintf(diag->text, sizeof(diag->text), fmt, ap);
     va_end(ap);
-    if (n < 0 || (size_t)n >= sizeof(diag->text))
-        return;
-    int m = snprintf(diag->text + n, sizeof(diag->text) - (size_t)n, ": %s", old);
-    (void)m; /* cut at the buffer's end, as documented */
+    size_t at = n < 0 ? 0 : MIN((size_t)n, sizeof(diag->text) - 1);
+    const char *const piece[] = {": ", old};
+    for (size_t i = 0; i < ARRAY_LEN(piece); i++) {
+        size_t len = MIN(strlen(piece[i]), sizeof(diag->text) - 1 - at);
+        memcpy(diag->text + at, piece[i], len);
+        at += len;
+    }
+    diag->text[at] = '\0';
 }
 
 int status_exit_code(enum status st)

@@ -53,19 +53,19 @@ int status_exit_code(enum status st);
 const char *status_name(enum status st);
 
 /* Returns from the calling function when `expr` is not ST_OK. */
-#define TRY(expr)                                                                        \
-    do {                                                                                 \
-        enum status try_st_ = (expr);                                                    \
-        if (try_st_ != ST_OK)                                                            \
-            return try_st_;                                                              \
+#define TRY(expr)                                                                      \
+    do {                                                                               \
+        enum status try_st_ = (expr);                                                  \
+        if (try_st_ != ST_OK)                                                          \
+            return try_st_;                                                            \
     } while (0)
 
 /* The same with a clean-up label; needs a local `enum status st`. */
-#define TRY_GOTO(expr, label)                                                            \
-    do {                                                                                 \
-        st = (expr);                                                                     \
-        if (st != ST_OK)                                                                 \
-            goto label;                                                                  \
+#define TRY_GOTO(expr, label)                                                          \
+    do {                                                                               \
+        st = (expr);                                                                   \
+        if (st != ST_OK)                                                               \
+            goto label;                                                                \
     } while (0)
 
 #endif

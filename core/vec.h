@@ -4,28 +4,28 @@
 
 #include "core/arena.h"
 
-#define VEC(T)                                                                           \
-    struct {                                                                             \
-        T *data;                                                                         \
-        uint32_t n;                                                                      \
-        uint32_t cap;                                                                    \
+#define VEC(T)                                                                         \
+    struct {                                                                           \
+        T *data;                                                                       \
+        uint32_t n;                                                                    \
+        uint32_t cap;                                                                  \
     }
 
 /* Doubles the room; returns the new data pointer. `cap` is updated. */
 void *vec_grow(void *data, uint32_t *cap, size_t elem_bytes);
 
-#define vec_push(v, item)                                                                \
-    do {                                                                                 \
-        if ((v)->n == (v)->cap)                                                          \
-            (v)->data = vec_grow((v)->data, &(v)->cap, sizeof(*(v)->data));              \
-        (v)->data[(v)->n++] = (item);                                                    \
+#define vec_push(v, item)                                                              \
+    do {                                                                               \
+        if ((v)->n == (v)->cap)                                                        \
+            (v)->data = vec_grow((v)->data, &(v)->cap, sizeof(*(v)->data));            \
+        (v)->data[(v)->n++] = (item);                                                  \
     } while (0)
 
-#define vec_free(v)                                                                      \
-    do {                                                                                 \
-        mem_free((v)->data);                                                             \
-        (v)->data = NULL;                                                                \
-        (v)->n = (v)->cap = 0;                                                           \
+#define vec_free(v)                                                                    \
+    do {                                                                               \
+        mem_free((v)->data);                                                           \
+        (v)->data = NULL;                                                              \
+        (v)->n = (v)->cap = 0;                                                         \
     } while (0)
 
 #endif

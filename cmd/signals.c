@@ -1,0 +1,39 @@
+#include "cmd/signals.h"
+
+#include <signal.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "core/status.h"
+
+static volatile sig_atomic_t stop_signal;
+
+static void on_stop(int signal)
+{
+    if (stop_signal && signal == SIGINT) {
+        static const char text[] =
+                "\nangel: left at once on a second interrupt; the last "
+                "checkpoint is kept\n";
+        ssize_t n = write(STDERR_FILENO, text, sizeof(text) - 1);
+        (void)n; /* nothing can be done about it here */
+        _exit(130);
+    }
+    stop_signal = signal;
+}
+
+void signals_install(void)
+{
+    struct sigaction stop = {.sa_handler = on_stop, .sa_flags = SA_RESTART};
+    struct sigaction ignore = {.sa_handler = SIG_IGN};
+    sigemptyset(&stop.sa_mask);
+    sigaction(SIGINT, &stop, NULL);
+    sigaction(SIGTERM, &stop, NULL);
+    sigaction(SIGHUP, &stop, NULL);
+    sigaction(SIGPIPE, &ignore, NULL);
+    sigaction(SIGXFSZ, &ignore, NULL);
+}
+
+int signals_stop_requested(void)
+{
+    return stop_signal;
+}

@@ -1,0 +1,66 @@
+/* Reverse-mode differentiation of a program: the backward pass is derived, never written
+ * per model.
+ *
+ * differentiate() walks a forward segment's ops in reverse and lets each op's gradient
+ * rule (core/op_grad.c) emit its gradient ops into a new segment. Rules give input and
+ * weight gradients separately, and emit neither where nobody needs it (frozen weights,
+ * token ids).
+ *
+ * Where a gradient lives follows from where its value lives: the gradient of a view is
+ * the same view of its base's gradient, and the gradient of a value written in place
+ * shares bytes with the gradient of the value it overwrote.
+ */
+#ifndef CORE_DIFF_H
+#define CORE_DIFF_H
+
+#include "core/op.h"
+
+struct diff;
+
+/* in: `segment` a finished forward segment; `loss` f32[T], whose gradient is the scalar
+ *     f32[1] value `seed` for every token; weights and their accumulators as pairs of
+ *     value ids: gradients of weight[i] are added to grad[i].
+ * out: returns the new segment, named `name`.
+ * A weight that is read twice gets both contributions in its one accumulator; a tied
+ * parameter that must accumulate apart is two weights with two accumulators. */
+uint32_t differentiate(struct program *p, uint32_t segment, uint32_t loss,
+                       uint32_t seed, const uint32_t *weight, const uint32_t *grad,
+                       uint32_t n_weights, const char *name);
+
+/* ------------------------------------------------------- for the rules in op_grad.c */
+
+struct program *diff_program(struct diff *d);
+
+/* Whether a gradient must flow into `value`. */
+bool diff_needs(struct diff *d, uint32_t value);
+
+/* The finished gradient of `value`, or NONE_ID when nothing flowed into it. */
+uint32_t diff_grad(struct diff *d, uint32_t value);
+
+/* The accumulator of a weight, or NONE_ID (not a weight, or frozen). */
+uint32_t diff_weight(struct diff *d, uint32_t value);
+
+/* A new op_args with phase and the layer of the op that is being differentiated. */
+struct op_args diff_args(struct diff *d, enum op_kind kind, enum op_phase phase);
+
+/* Emits `a`, whose outputs are contributions to the gradients of to[0..n_out-1] (NONE_ID:
+ * nobody needs it). Adds to what is there already. */
+void diff_emit(struct diff *d, struct op_args *a, const uint32_t *to);
+
+/* Emits `a`, whose single output is the accumulator `grad` itself. */
+void diff_emit_weight(struct diff *d, struct op_args *a, uint32_t grad);
+
+/* The gradient `g` flows into `value` unchanged. */
+void diff_pass(struct diff *d, uint32_t value, uint32_t g);
+
+/* Whether the gradient of `value` may overwrite its bytes: one reader, and a producer
+ * whose own gradient does not read its output. */
+bool diff_may_overwrite(struct diff *d, uint32_t value);
+
+/* Makes the gradient of `value` live in the bytes of `value`. Before it is written. */
+void diff_place_over(struct diff *d, uint32_t value);
+
+/* The op of the forward segment that wrote `value`, or NONE_ID. */
+uint32_t diff_producer(struct diff *d, uint32_t value);
+
+#endif
