@@ -116,11 +116,10 @@ static enum status add_item(struct reader *r, struct yaml_item item)
     item.key = arena_strndup(&doc->arena, str_get(&r->path), r->path.n);
     uint32_t *slot = slot_of(r, item.key);
     if (*slot != NONE_ID) {
-        diag_set(
-                r->diag, ST_CONFIG,
-                "duplicate key (%s:%d): got '%s' again, wanted one; the first is on line "
-                "%d",
-                r->name, item.line, item.key, doc->items[*slot].line);
+        diag_set(r->diag, ST_CONFIG,
+                 "duplicate key (%s:%d): got '%s' again, wanted one; the first is on "
+                 "line %d",
+                 r->name, item.line, item.key, doc->items[*slot].line);
         return ST_CONFIG;
     }
     *slot = doc->n;

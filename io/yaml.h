@@ -33,8 +33,8 @@ struct yaml_doc {
     struct arena arena; /* owns keys and values */
 };
 
-/* Reads a file. out: doc, in the file's order. errors: ST_NOT_FOUND, ST_IO; ST_CONFIG with
- * file and line for what is not accepted. */
+/* Reads a file. out: doc, in the file's order. errors: ST_NOT_FOUND, ST_IO; ST_CONFIG
+ * with file and line for what is not accepted. */
 MUST_CHECK enum status yaml_doc_read_file(const char *path, struct yaml_doc *doc,
                                           struct diag *diag);
 

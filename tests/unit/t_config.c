@@ -132,7 +132,8 @@ static void test_contract_example(void **state)
     assert_int_equal(c->memory.device_bytes, (int64_t)40 << 30);
     assert_int_equal(c->memory.activations, ACTIVATIONS_SELECTIVE);
     assert_string_equal(c->log.jsonl, "runs/demo/metrics.jsonl");
-    /* 1B tokens in steps of 16, then the rest of 2B in steps of 64 sequences of 1024. */
+    /* 1B tokens in steps of 16, then the rest of 2B in steps of 64 sequences of 1024.
+     * */
     int64_t first = ceil_div_i64(1000000000, 16 * 1024);
     int64_t rest = 2000000000 - first * 16 * 1024;
     assert_int_equal(c->train.steps, first + ceil_div_i64(rest, 64 * 1024));
@@ -163,8 +164,8 @@ static void test_cross_field(void **state)
     load_ok(f, RUN "model.head_dim: 15\nmodel.position: none\n");
     assert_fails(
             f, RUN "train: {micro_batch: 3}\n", ST_CONFIG,
-            "train.micro_batch (run.yaml:3) and train.global_batch (default): got 3 and "
-            "16",
+            "train.micro_batch (run.yaml:3) and train.global_batch (default): got 3 "
+            "and 16",
             "train.micro_batch=2 or 4");
     assert_fails(f, RUN "train: {steps: 10, tokens: 1M}\n", ST_CONFIG, "got both",
                  "leave out train.tokens");
@@ -185,6 +186,12 @@ static void test_cross_field(void **state)
                  ST_CONFIG, "a scaling without rotations", "type=none");
     assert_fails(f, RUN "model.norm: layernorm\nmodel.norm_plus_one: true\n", ST_CONFIG,
                  "wanted rmsnorm", "norm_plus_one=false");
+    assert_fails(f,
+                 "model: {vocab: 256, layers: 1, hidden: 8, heads: 1, ffn: 8}\n"
+                 "data: {train: x}\n",
+                 ST_CONFIG,
+                 "model.vocab (run.yaml:1) and data.tokenizer (default): got 256",
+                 "model.vocab=257");
     assert_fails(f, RUN "model.window_every: 2\n", ST_CONFIG, "wanted a window",
                  "window_every=1");
     assert_fails(f, RUN "data.valid: v\ndata.valid_fraction: 0.1\n", ST_CONFIG,
@@ -268,7 +275,7 @@ static void test_layers(void **state)
             &f->tmp, "models/m.yaml",
             "vocab: 512\nlayers: 2\nhidden: 64\nheads: 4\nffn: 128\nqk_norm: head\n");
     tmp_write_text(&f->tmp, "models/other.yaml",
-                   "vocab: 256\nlayers: 3\nhidden: 64\nheads: 4\nffn: 128\n");
+                   "vocab: 512\nlayers: 3\nhidden: 64\nheads: 4\nffn: 128\n");
     const char *run = tmp_write_text(&f->tmp, "demo.yaml",
                                      "model.layers: 5\nmodel: models/m.yaml\n"
                                      "data: {train: [a, b]}\ntrain: {steps: 7}\n");
@@ -382,7 +389,7 @@ static void test_round_trip(void **state)
 /* Parameters as published, by the shapes of the architecture alone. */
 static int64_t count_parameters(const struct config_model *m)
 {
-    bool gated = m->act == ACT_SWIGLU || m->act == ACT_GEGLU;
+    bool gated = m->act == MODEL_ACT_SWIGLU || m->act == MODEL_ACT_GEGLU;
     int64_t norm = m->hidden * (m->norm == NORM_LAYERNORM ? 2 : 1);
     int64_t q = m->heads * m->head_dim, kv = m->kv_heads * m->head_dim;
     int64_t layer =
