@@ -204,11 +204,10 @@ static enum status take_args(struct reading *r, int argc, char **argv,
             if (!args->command)
                 return unknown_command(arg, diag);
             if (args->command->later)
-                return diag_set(
-                        diag, ST_UNAVAILABLE,
-                        "angel %s (command line): %s: got '%s', wanted a command "
-                        "of angel --help",
-                        arg, args->command->later, arg);
+                return diag_set(diag, ST_UNAVAILABLE,
+                                "%s (command line): %s: got '%s', wanted a command "
+                                "of angel --help",
+                                arg, args->command->later, arg);
         } else if (args->command->takes_config && key_bytes(arg)) {
             TRY(add_override(r, arg, diag));
         } else {

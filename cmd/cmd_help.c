@@ -9,12 +9,11 @@ static const struct cmd commands[] = {
          .run = cmd_pretrain,
          .usage = "[RUN.yaml] [key=value ...]",
          .summary = "train a model from scratch, or go on from its newest checkpoint",
-         .about =
-                 "Trains the model that RUN.yaml describes. A key=value overrides what the file\n"
-                 "says, and reaches into files that it names:\n"
-                 "\n"
-                 "  angel pretrain configs/runs/tiny-text.yaml data.train=notes/ train.steps=200\n"
-                 "  angel pretrain model=configs/models/llama-tiny.yaml data.train=notes/",
+         .about = "Trains the model that RUN.yaml describes. A key=value overrides\n"
+                  "what the file says, and reaches into files that it names:\n"
+                  "\n"
+                  "  angel pretrain configs/runs/tiny-text.yaml data.train=notes/\n"
+                  "  angel pretrain model=configs/models/llama-tiny.yaml data.train=a/",
          .takes_config = true},
         {.name = "ckpt",
          .run = cmd_ckpt,
@@ -33,8 +32,9 @@ static const struct cmd commands[] = {
          .usage = "[COMMAND | options [KEY]]",
          .summary = "help on a command, or on the keys of a configuration",
          .about =
-                 "Without an argument, lists the commands. `angel help options` lists every key\n"
-                 "of a configuration; `angel help options train` those below train."},
+                 "Without an argument, lists the commands. `angel help options` lists\n"
+                 "every key of a configuration; `angel help options train` those\n"
+                 "below train."},
         {.name = "finetune", .later = "fine-tuning is not in this build"},
         {.name = "plan", .later = "planning of layouts is not in this build"},
         {.name = "bench", .later = "benchmarks are not in this build"},
@@ -106,11 +106,10 @@ static enum status print_topic(const struct cmd_args *args, struct str *out,
         if (strcmp(c->name, topic) != 0)
             continue;
         if (c->later)
-            return diag_set(
-                    diag, ST_UNAVAILABLE,
-                    "angel %s (command line): %s: got '%s', wanted a command of "
-                    "angel --help",
-                    topic, c->later, topic);
+            return diag_set(diag, ST_UNAVAILABLE,
+                            "%s (command line): %s: got '%s', wanted a command of "
+                            "angel --help",
+                            topic, c->later, topic);
         cmd_print_command_help(c, out);
         return ST_OK;
     }
