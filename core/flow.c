@@ -60,22 +60,6 @@ static bool value_is_strided(const struct prog_value *v)
     return !value_is_contiguous(v) && v->dim[0] > 1;
 }
 
-int64_t flow_storage_pitch(const struct program *p, uint32_t storage, uint32_t *clash)
-{
-    int64_t pitch = 0;
-    *clash = NONE_ID;
-    for (uint32_t i = 0; i < p->values.n; i++) {
-        const struct prog_value *v = &p->values.data[i];
-        if (v->storage != storage || !value_is_strided(v))
-            continue;
-        int64_t mine = v->ld * (int64_t)dtype_bytes((enum dtype)v->dtype);
-        if (pitch != 0 && mine != pitch)
-            *clash = i;
-        pitch = mine;
-    }
-    return pitch > 0 ? pitch : MAX(p->storages.data[storage].bytes, 1);
-}
-
 static void find_pitches(struct flow *f)
 {
     const struct program *p = f->prog;
