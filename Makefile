@@ -24,7 +24,7 @@ B := build/$(V)
 WARN := -Wall -Wextra -Wshadow -Wundef -Wvla -Wstrict-prototypes -Wmissing-prototypes \
         -Wwrite-strings -Wformat=2 -Wconversion -Wno-sign-conversion -Wswitch \
         -fno-common -Werror
-FLAGS_release := -O3 -g
+FLAGS_release := -O3 -g -DANGEL_DEBUG=0
 FLAGS_debug   := -O1 -g -DANGEL_DEBUG=1
 FLAGS_asan    := -O1 -g -DANGEL_DEBUG=1 -fsanitize=address,undefined \
                  -fno-sanitize-recover=all -fno-omit-frame-pointer
