@@ -1,5 +1,8 @@
 #include "kernels/cpu/cpu_table.h"
 
+#include "kernels/cpu/attn.h"
+#include "kernels/cpu/gemm.h"
+
 #define ROW_BITS 16
 
 struct table_entry {
@@ -9,6 +12,7 @@ struct table_entry {
 
 /* In order of preference. */
 static const struct table_entry tables[] = {
+        {&kernels_gemm, false},         {&kernels_attention, false},
         {&tuned_avx512_table, false},   {&tuned_avx2_table, false},
         {&tuned_portable_table, false}, {&ref_product_table, true},
         {&ref_norm_table, true},        {&ref_attention_table, true},
