@@ -9,13 +9,14 @@
 enum scope {
     SCOPE_ALL,
     SCOPE_RUN,  /* commands that take a configuration */
+    SCOPE_CKPT, /* `angel ckpt` */
     SCOPE_HELP, /* `angel help`, and in no help text */
 };
 
 struct option {
     const char *name;
     enum scope scope;
-    size_t offset;     /* of a bool in cmd_args; unused where `value` is set */
+    size_t offset; /* of a bool in cmd_args, or with `value` of its text; 0: --set */
     const char *value; /* the name of the option's argument; NULL for none */
     const char *help;
     const char *later; /* why it is not in this build */
@@ -31,6 +32,12 @@ static const struct option options[] = {
          "print the resolved configuration as YAML, which is the same run again", NULL},
         {"--dump-program", SCOPE_RUN, FLAG(dump_program), NULL,
          "print the program of a training step", NULL},
+        {"--tensors", SCOPE_CKPT, FLAG(tensors), NULL, "inspect: a line per tensor",
+         NULL},
+        {"--deep", SCOPE_CKPT, FLAG(deep), NULL, "verify: decode every chunk", NULL},
+        {"--tolerance", SCOPE_CKPT, FLAG(tolerance), "X",
+         "diff: largest absolute difference to accept (0)", NULL},
+        {"--keep", SCOPE_CKPT, FLAG(keep), "N", "prune: keep the newest N", NULL},
         {"--json", SCOPE_ALL, FLAG(json), NULL, "print one JSON document on stdout",
          NULL},
         {"--quiet", SCOPE_ALL, FLAG(quiet), NULL, "log warnings and errors only", NULL},
@@ -54,6 +61,8 @@ static bool applies(const struct option *o, const struct cmd *command)
         return true;
     if (o->scope == SCOPE_HELP)
         return command && strcmp(command->name, "help") == 0;
+    if (o->scope == SCOPE_CKPT)
+        return command && strcmp(command->name, "ckpt") == 0;
     return command && command->takes_config;
 }
 
@@ -172,7 +181,11 @@ static enum status take_option(struct reading *r, int argc, char **argv, int *i,
     if (!equals && *i + 1 == argc)
         return diag_set(diag, ST_CONFIG, "%s (command line): got nothing, wanted %s",
                         name, o->value);
-    return add_override(r, equals ? equals + 1 : argv[++*i], diag);
+    const char *text = equals ? equals + 1 : argv[++*i];
+    if (o->offset == 0)
+        return add_override(r, text, diag);
+    *(const char **)((char *)args + o->offset) = text;
+    return ST_OK;
 }
 
 static enum status take_args(struct reading *r, int argc, char **argv,
@@ -191,11 +204,10 @@ static enum status take_args(struct reading *r, int argc, char **argv,
             if (!args->command)
                 return unknown_command(arg, diag);
             if (args->command->later)
-                return diag_set(
-                        diag, ST_UNAVAILABLE,
-                        "angel %s (command line): %s: got '%s', wanted a command "
-                        "of angel --help",
-                        arg, args->command->later, arg);
+                return diag_set(diag, ST_UNAVAILABLE,
+                                "%s (command line): %s: got '%s', wanted a command "
+                                "of angel --help",
+                                arg, args->command->later, arg);
         } else if (args->command->takes_config && key_bytes(arg)) {
             TRY(add_override(r, arg, diag));
         } else {
