@@ -101,7 +101,7 @@ END
 }
 
 @test "bad values: exit 2, and the key is named" {
-    for bad in train.steps=0 train.steps=many model.layers=-1 train.precision=fp64 \
+    for bad in train.eval_batches=0 train.steps=many model.layers=-1 train.precision=fp64 \
         data.valid_fraction=2 train.optimizer.betas=0.9 model.tied=perhaps \
         memory.device=3parsecs model.heads=3; do
         angel pretrain "${tiny[@]}" "$bad" --dry-run
