@@ -105,6 +105,12 @@ VF_INLINE struct vf vf_fnma(struct vf a, struct vf b, struct vf c)
     return (struct vf){_mm512_fnmadd_ps(a.v, b.v, c.v)};
 }
 
+/* What rounding took from the product: a*b - p, for p = vf_mul(a, b). */
+VF_INLINE struct vf vf_mul_rest(struct vf a, struct vf b, struct vf p)
+{
+    return (struct vf){_mm512_fmsub_ps(a.v, b.v, p.v)};
+}
+
 /* The smaller (larger); b where either is NaN. */
 VF_INLINE struct vf vf_min(struct vf a, struct vf b)
 {
@@ -288,6 +294,12 @@ VF_INLINE struct vf vf_fnma(struct vf a, struct vf b, struct vf c)
                        _mm256_fnmadd_ps(a.hi, b.hi, c.hi)};
 }
 
+VF_INLINE struct vf vf_mul_rest(struct vf a, struct vf b, struct vf p)
+{
+    return (struct vf){_mm256_fmsub_ps(a.lo, b.lo, p.lo),
+                       _mm256_fmsub_ps(a.hi, b.hi, p.hi)};
+}
+
 VF_INLINE struct vf vf_min(struct vf a, struct vf b)
 {
     return (struct vf){_mm256_min_ps(a.lo, b.lo), _mm256_min_ps(a.hi, b.hi)};
@@ -463,6 +475,11 @@ VF_INLINE struct vf vf_fma(struct vf a, struct vf b, struct vf c)
 VF_INLINE struct vf vf_fnma(struct vf a, struct vf b, struct vf c)
 {
     VF_MAP_(c.v[j] - a.v[j] * b.v[j]);
+}
+
+VF_INLINE struct vf vf_mul_rest(struct vf a, struct vf b, struct vf p)
+{
+    VF_MAP_((float)((double)a.v[j] * (double)b.v[j] - (double)p.v[j]));
 }
 
 VF_INLINE struct vf vf_min(struct vf a, struct vf b)
