@@ -10,6 +10,12 @@ struct cmd_override {
     const char *value;
 };
 
+/* Arguments of an option that may be given several times. */
+struct cmd_list {
+    const char **items;
+    int n;
+};
+
 /* A command line, read. Strings are argv's, but for override keys; cmd_args_free. */
 struct cmd_args {
     const struct cmd *command; /* NULL where none is named */
@@ -29,6 +35,7 @@ struct cmd_args {
     bool deep;             /* ckpt verify: decode every chunk */
     const char *tolerance; /* ckpt diff: a number; NULL where not given */
     const char *keep;      /* ckpt prune: a number; NULL where not given */
+    struct cmd_list allow_changes; /* --allow-change KEY */
     struct arena arena;
 };
 

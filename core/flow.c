@@ -60,22 +60,6 @@ static bool value_is_strided(const struct prog_value *v)
     return !value_is_contiguous(v) && v->dim[0] > 1;
 }
 
-int64_t flow_storage_pitch(const struct program *p, uint32_t storage, uint32_t *clash)
-{
-    int64_t pitch = 0;
-    *clash = NONE_ID;
-    for (uint32_t i = 0; i < p->values.n; i++) {
-        const struct prog_value *v = &p->values.data[i];
-        if (v->storage != storage || !value_is_strided(v))
-            continue;
-        int64_t mine = v->ld * (int64_t)dtype_bytes((enum dtype)v->dtype);
-        if (pitch != 0 && mine != pitch)
-            *clash = i;
-        pitch = mine;
-    }
-    return pitch > 0 ? pitch : MAX(p->storages.data[storage].bytes, 1);
-}
-
 static void find_pitches(struct flow *f)
 {
     const struct program *p = f->prog;
@@ -289,16 +273,26 @@ void flow_drop_transients(struct flow *f)
     }
 }
 
-static int64_t common_bytes(const struct flow *f, uint32_t a, uint32_t b)
+/* Bytes of a row for a pair of values: the pitch of either one that is strided. */
+static int64_t pair_pitch(const struct prog_value *a, const struct prog_value *b)
 {
-    const struct prog_value *va = &f->prog->values.data[a], *vb;
+    const struct prog_value *v = value_is_strided(a) ? a : b;
+    if (value_is_strided(v))
+        return v->ld * (int64_t)dtype_bytes((enum dtype)v->dtype);
+    return MAX(MAX(a->byte_offset + value_span_bytes(a),
+                   b->byte_offset + value_span_bytes(b)),
+               1);
+}
+
+static int64_t common_bytes(const struct program *p, uint32_t a, uint32_t b)
+{
+    const struct prog_value *va = &p->values.data[a], *vb = &p->values.data[b];
     struct rects ra, rb;
-    int64_t bytes = 0;
-    vb = &f->prog->values.data[b];
+    int64_t bytes = 0, pitch = pair_pitch(va, vb);
     if (va->storage != vb->storage)
         return 0;
-    rects_of(va, f->pitch[va->storage], &ra);
-    rects_of(vb, f->pitch[vb->storage], &rb);
+    rects_of(va, pitch, &ra);
+    rects_of(vb, pitch, &rb);
     for (int i = 0; i < ra.n; i++)
         for (int k = 0; k < rb.n; k++) {
             struct flow_piece common;
@@ -308,14 +302,27 @@ static int64_t common_bytes(const struct flow *f, uint32_t a, uint32_t b)
     return bytes;
 }
 
-bool flow_values_overlap(const struct flow *f, uint32_t a, uint32_t b)
+static int64_t value_bytes(const struct prog_value *v)
 {
-    return common_bytes(f, a, b) > 0;
+    return value_elems(v) * (int64_t)dtype_bytes((enum dtype)v->dtype);
 }
 
-bool flow_value_contains(const struct flow *f, uint32_t outer, uint32_t inner)
+bool value_bytes_overlap(const struct program *p, uint32_t a, uint32_t b)
 {
-    const struct prog_value *v = &f->prog->values.data[inner];
-    return common_bytes(f, outer, inner) ==
-           value_elems(v) * (int64_t)dtype_bytes((enum dtype)v->dtype);
+    return common_bytes(p, a, b) > 0;
+}
+
+bool value_bytes_contain(const struct program *p, uint32_t outer, uint32_t inner)
+{
+    return common_bytes(p, outer, inner) == value_bytes(&p->values.data[inner]);
+}
+
+bool value_bytes_equal(const struct program *p, uint32_t a, uint32_t b)
+{
+    const struct prog_value *va = &p->values.data[a], *vb = &p->values.data[b];
+    bool strided = value_is_strided(va) || value_is_strided(vb);
+    return va->storage == vb->storage && va->byte_offset == vb->byte_offset &&
+           value_bytes(va) == value_bytes(vb) &&
+           dtype_bytes((enum dtype)va->dtype) == dtype_bytes((enum dtype)vb->dtype) &&
+           (!strided || (va->ld == vb->ld && va->dim[0] == vb->dim[0]));
 }

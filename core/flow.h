@@ -63,14 +63,14 @@ void flow_write(struct flow *f, uint32_t value, uint32_t instance, flow_visit_fn
 /* Forgets the bytes of all transient storages: they do not outlive the set-up calls. */
 void flow_drop_transients(struct flow *f);
 
-/* Bytes of a row in the storage: the pitch of its strided values, or all its bytes.
- * out: *clash a value of another pitch, or NONE_ID. */
-int64_t flow_storage_pitch(const struct program *p, uint32_t storage, uint32_t *clash);
+/* Whether two values touch a common byte of one storage. Exact when strided values of
+ * the storage have one pitch, as verified programs do. */
+bool value_bytes_overlap(const struct program *p, uint32_t a, uint32_t b);
 
-/* Whether two values of one storage touch a common byte. */
-bool flow_values_overlap(const struct flow *f, uint32_t a, uint32_t b);
+/* Whether two values cover exactly the same bytes, row by row, in one dtype size. */
+bool value_bytes_equal(const struct program *p, uint32_t a, uint32_t b);
 
 /* Whether every byte of `inner` belongs to `outer` (of one storage). */
-bool flow_value_contains(const struct flow *f, uint32_t outer, uint32_t inner);
+bool value_bytes_contain(const struct program *p, uint32_t outer, uint32_t inner);
 
 #endif

@@ -560,6 +560,24 @@ static void class_transients(struct program *p)
     mem_free(seen);
 }
 
+/* Transient storages that no op uses any more take no bytes. */
+static void empty_untouched(struct program *p)
+{
+    bool *touched = mem_alloc((p->storages.n + (size_t)1) * sizeof(*touched));
+    for (uint32_t o = 0; o < p->ops.n; o++) {
+        const struct prog_op *op = &p->ops.data[o];
+        for (int i = 0; i < op->n_in + op->n_out; i++)
+            if (op_in(p, op, i) != NONE_ID)
+                touched[p->values.data[op_in(p, op, i)].storage] = true;
+        if (op->predicate != NONE_ID)
+            touched[p->values.data[op->predicate].storage] = true;
+    }
+    for (uint32_t s = 0; s < p->storages.n; s++)
+        if (!touched[s] && !storage_escapes(p, s))
+            p->storages.data[s].bytes = 0;
+    mem_free(touched);
+}
+
 static void make_offsets(struct program *p)
 {
     p->n_slots = 1;
@@ -584,5 +602,6 @@ void program_seal(struct program *p)
 {
     prune(p);
     class_transients(p);
+    empty_untouched(p);
     make_offsets(p);
 }

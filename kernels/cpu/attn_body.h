@@ -273,9 +273,9 @@ static void forward_end(const struct attn_args *a, const struct head_state *h,
 }
 
 struct forward_buffers {
-    float *rows; /* [BLK][pitch] */
-    float *k, *v;
-    float *s; /* [BLK][BLK] */
+    float *rows;  /* [BLK][pitch] */
+    float *k, *v; /* [padded sequence][pitch], of one pair */
+    float *s;     /* [BLK][BLK] */
     float *states;
 };
 
@@ -296,12 +296,13 @@ static void forward_tile(const struct attn_args *a, const struct forward_buffers
 {
     int64_t pitch = attn_pitch(a);
     int64_t n_pad = round_up_i64(n, MM_ROWS);
-    mm_rows(&(struct mm){f->s, BLK, f->k, pitch, h->qt, BLK, n_pad, BLK, a->dim,
-                         false});
+    mm_rows(&(struct mm){f->s, BLK, f->k + key * pitch, pitch, h->qt, BLK, n_pad, BLK,
+                         a->dim, false});
     bool ragged = block_is_ragged(b, key, n);
     for (int64_t i = 0; i < BLK; i += LANES)
         softmax_lanes(a, h, b, f->s, i, key, n, ragged);
-    mm_cols(&(struct mm){h->ot, BLK, f->v, pitch, f->s, BLK, pitch, BLK, n, true});
+    mm_cols(&(struct mm){h->ot, BLK, f->v + key * pitch, pitch, f->s, BLK, pitch, BLK,
+                         n, true});
 }
 
 /* All heads that share a key/value head, for one block of queries. */
@@ -317,9 +318,7 @@ static void forward_block(const struct attn_args *a, const struct forward_buffer
         forward_begin(a, &h, &b, kv * group + g, f->rows);
     }
     for (int64_t key = b.lo_min / BLK * BLK; key < b.first + b.n; key += BLK) {
-        int64_t n = MIN(BLK, a->seq - key), token = seq * a->seq + key;
-        tile_load(f->k, a, &a->k, token, kv, n, BLK);
-        tile_load(f->v, a, &a->v, token, kv, n, BLK);
+        int64_t n = MIN(BLK, a->seq - key);
         for (int64_t g = 0; g < group; g++) {
             h = head_state_at(a, f, g);
             forward_tile(a, f, &h, &b, key, n);
@@ -335,22 +334,28 @@ static void forward_block(const struct attn_args *a, const struct forward_buffer
  * cost about the same. */
 static void attn_forward(const struct attn_args *a, int thread, int n_threads)
 {
-    int64_t pitch = attn_pitch(a);
+    int64_t pitch = attn_pitch(a), padded = round_up_i64(a->seq, BLK);
     struct forward_buffers f;
     f.rows = (float *)(void *)a->scratch + attn_forward_scratch_elems(a) * thread;
     f.k = f.rows + BLK * pitch;
-    f.v = f.k + BLK * pitch;
-    f.s = f.v + BLK * pitch;
+    f.v = f.k + padded * pitch;
+    f.s = f.v + padded * pitch;
     f.states = f.s + BLK * BLK;
     int64_t n_blocks = ceil_div_i64(a->seq, BLK), n_pairs = a->n_seqs * a->n_kv;
-    int64_t n_items = n_blocks * n_pairs;
+    int64_t n_items = n_blocks * n_pairs, loaded = -1;
     for (int64_t round = 0; round * n_threads < n_items; round++) {
         int64_t item =
                 round * n_threads + (round & 1 ? n_threads - 1 - thread : thread);
         if (item >= n_items)
             continue;
         int64_t pair = item / n_blocks, block = n_blocks - 1 - item % n_blocks;
-        forward_block(a, &f, pair / a->n_kv, pair % a->n_kv, block);
+        int64_t seq = pair / a->n_kv, kv = pair % a->n_kv;
+        if (pair != loaded) {
+            tile_load(f.k, a, &a->k, seq * a->seq, kv, a->seq, padded);
+            tile_load(f.v, a, &a->v, seq * a->seq, kv, a->seq, padded);
+            loaded = pair;
+        }
+        forward_block(a, &f, seq, kv, block);
     }
 }
 

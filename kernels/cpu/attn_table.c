@@ -5,7 +5,9 @@
 int64_t attn_forward_scratch_elems(const struct attn_args *a)
 {
     int64_t tile = ATTN_BLOCK * attn_pitch(a), group = a->n_heads / a->n_kv;
-    return 3 * tile + ATTN_BLOCK * ATTN_BLOCK + group * (2 * tile + 2 * ATTN_BLOCK);
+    int64_t padded = round_up_i64(a->seq, ATTN_BLOCK) * attn_pitch(a);
+    return tile + 2 * padded + ATTN_BLOCK * ATTN_BLOCK +
+           group * (2 * tile + 2 * ATTN_BLOCK);
 }
 
 int64_t attn_backward_scratch_elems(const struct attn_args *a)

@@ -160,6 +160,7 @@ static void cpu_destroy(struct backend *b)
 
 static const struct backend_ops cpu_ops = {
         .name = "cpu",
+        .host_visible = true,
         .pool_alloc = cpu_pool_alloc,
         .pool_free = cpu_pool_free,
         .bind = cpu_bind,
@@ -194,4 +195,9 @@ enum status cpu_backend_create(const struct cpu_backend_options *o,
     }
     *out = &b->base;
     return ST_OK;
+}
+
+struct pool *cpu_backend_pool(struct backend *b)
+{
+    return cpu_of(b)->pool;
 }

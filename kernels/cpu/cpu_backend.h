@@ -19,4 +19,7 @@ struct cpu_backend_options {
 MUST_CHECK enum status cpu_backend_create(const struct cpu_backend_options *o,
                                           struct backend **out, struct diag *diag);
 
+/* The backend's compute threads, for host work between steps. threads: one caller. */
+struct pool *cpu_backend_pool(struct backend *b);
+
 #endif

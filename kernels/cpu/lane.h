@@ -65,10 +65,10 @@ LANE_INLINE lane_vec lane_round(lane_vec a)
     return _mm512_roundscale_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
 }
 
-/* a * 2^n for integral n, down to zero and up to infinity. */
-LANE_INLINE lane_vec lane_scale2(lane_vec a, lane_vec n)
+/* a * 2^n where x >= least, 0 elsewhere. n is integral, and -126 <= n <= 127 there. */
+LANE_INLINE lane_vec lane_scale2(lane_vec a, lane_vec n, lane_vec x, lane_vec least)
 {
-    return _mm512_scalef_ps(a, n);
+    return _mm512_maskz_scalef_ps(_mm512_cmp_ps_mask(x, least, _CMP_GE_OQ), a, n);
 }
 
 #else
@@ -118,14 +118,11 @@ LANE_INLINE lane_vec lane_round(lane_vec a)
 
 #endif
 
-/* For n >= -252: two factors, so that results below the normal range come out right. */
-LANE_INLINE lane_vec lane_scale2(lane_vec a, lane_vec n)
+LANE_INLINE lane_vec lane_scale2(lane_vec a, lane_vec n, lane_vec x, lane_vec least)
 {
     lane_ivec i = __builtin_convertvector(n, lane_ivec);
-    lane_ivec half = i >> 1;
-    lane_vec f = (lane_vec)((half + 127) << 23);
-    lane_vec g = (lane_vec)((i - half + 127) << 23);
-    return a * f * g;
+    lane_vec f = a * (lane_vec)((i + 127) << 23);
+    return (lane_vec)((lane_ivec)f & (lane_ivec)(x >= least));
 }
 
 #endif
@@ -136,22 +133,24 @@ LANE_INLINE lane_vec lane_select(lane_ivec mask, lane_vec a, lane_vec b)
     return (lane_vec)(((lane_ivec)a & mask) | ((lane_ivec)b & ~mask));
 }
 
-/* 2^x within 2 ulp; 0 below -149. x must not be a NaN or above 127.
- * The polynomial is the Taylor series of 2^r on |r| <= 1/2, degree 7. */
+/* 2^x within 2 ulp, exact where x is integral; 0 below -126, since results under the normal
+ * range are slow to make and too small to matter. x must not be a NaN or above 127. The
+ * polynomial is the best relative one of degree 6 for 2^r on |r| <= 1/2 (error
+ * 2e-9, found by the Remez exchange). */
 LANE_INLINE lane_vec lane_exp2(lane_vec x)
 {
-    lane_vec t = lane_max(x, lane_set1(-200.0f));
+    lane_vec least = lane_set1(-126.0f);
+    lane_vec t = lane_max(x, least);
     lane_vec n = lane_round(t);
     lane_vec r = t - n;
-    lane_vec p = lane_set1(1.52527338e-5f);
-    p = lane_fma(p, r, lane_set1(1.54035304e-4f));
-    p = lane_fma(p, r, lane_set1(1.33335581e-3f));
-    p = lane_fma(p, r, lane_set1(9.61812911e-3f));
-    p = lane_fma(p, r, lane_set1(5.55041087e-2f));
-    p = lane_fma(p, r, lane_set1(2.40226507e-1f));
-    p = lane_fma(p, r, lane_set1(6.93147181e-1f));
+    lane_vec p = lane_set1(1.53458120e-4f);
+    p = lane_fma(p, r, lane_set1(1.33999312e-3f));
+    p = lane_fma(p, r, lane_set1(9.61848896e-3f));
+    p = lane_fma(p, r, lane_set1(5.55032878e-2f));
+    p = lane_fma(p, r, lane_set1(2.40226469e-1f));
+    p = lane_fma(p, r, lane_set1(6.93147206e-1f));
     p = lane_fma(p, r, lane_set1(1.0f));
-    return lane_scale2(p, n);
+    return lane_scale2(p, n, x, least);
 }
 
 /* tanh x, to about 1e-7 absolute: 1 - 2/(e^2x + 1). */
