@@ -4,17 +4,30 @@
 #   make V=debug         builds build/debug/angel (also asan, tsan)
 #   make demo            installs what is needed, builds, trains a small model, resumes
 #   make check           installs what is needed, builds, runs all tests
-#   make check-fast      the unit and command-line tests on what is installed
-#   make check-sanitize  the unit tests under address, undefined and thread sanitizers
-#   make check-layers check-headers check-format
-#   make install         PREFIX=/usr/local
+#   make check-fast      the tests alone, on what is installed
+#   make check-sanitize  the tests under address, undefined and thread sanitizers
+#   make check-unit      the unit tests (V=asan: under that variant; T='pool reader': these)
+#   make check-cli       the command-line tests (T=pretrain: that file)
+#   make check-layers check-headers check-style check-format check-man check-build
+#   make deps            installs the Debian packages that building and testing need
+#   make man-options     writes the options of the program into angel-config(5)
+#   make install         binary, manual and presets to PREFIX (/usr/local); also uninstall
+#   make clean           removes build/ and ./angel
+#   make help            these lines
 #
 # No shell probing decides what is built: a flag changes only when its variable does.
 
 V       ?= release
 CC      := gcc
 PREFIX  ?= /usr/local
+DESTDIR ?=
 VERSION := 0.1.0
+DATADIR := $(PREFIX)/share/angel
+MANDIR  := $(PREFIX)/share/man
+
+# VERBOSE=1 shows whole commands.
+Q   := $(if $(VERBOSE),,@)
+SAY := @$(if $(VERBOSE),:,echo '  ')
 
 MAKEFLAGS += --no-builtin-rules
 .DELETE_ON_ERROR:
@@ -24,7 +37,7 @@ B := build/$(V)
 WARN := -Wall -Wextra -Wshadow -Wundef -Wvla -Wstrict-prototypes -Wmissing-prototypes \
         -Wwrite-strings -Wformat=2 -Wconversion -Wno-sign-conversion -Wswitch \
         -fno-common -Werror
-FLAGS_release := -O3 -g
+FLAGS_release := -O3 -g -DANGEL_DEBUG=0
 FLAGS_debug   := -O1 -g -DANGEL_DEBUG=1
 FLAGS_asan    := -O1 -g -DANGEL_DEBUG=1 -fsanitize=address,undefined \
                  -fno-sanitize-recover=all -fno-omit-frame-pointer
@@ -59,36 +72,152 @@ endif
 angel: build/release/angel
 	cp $< $@
 
-# What the objects were built with: changed text rebuilds everything.
-BUILD_TEXT := $(CC) $(CFLAGS) $(LDLIBS) $(VERSION)
-$(B)/flags: FORCE
+# What the objects were built with: changed text rebuilds everything; a changed prefix
+# only what holds it.
+BUILD_TEXT := $(CC) $(CFLAGS) $(LDLIBS) $(ISA_avx2) $(ISA_avx512bf16) $(VERSION)
+$(B)/flags: STAMP := $(BUILD_TEXT)
+$(B)/prefix: STAMP := $(DATADIR)
+$(B)/flags $(B)/prefix: FORCE
 	@mkdir -p $(B)
-	@printf '%s\n' '$(BUILD_TEXT)' > $@.new
+	@printf '%s\n' '$(STAMP)' > $@.new
 	@cmp -s $@.new $@ && rm $@.new || mv $@.new $@
 
 isa = $(ISA_$(lastword $(subst _, ,$(basename $(notdir $(1))))))
 
+# Definitions of single files. The compiler puts its own version into the build text.
+DEFINE_cmd/main := -DANGEL_VERSION='"$(VERSION)"' \
+    -DANGEL_BUILD='"$(V): $(CC) " __VERSION__ " -std=c11 $(FLAGS_$(V))"'
+DEFINE_cmd/load_config := -DANGEL_DATADIR='"$(DATADIR)"'
+$(B)/cmd/load_config.o: $(B)/prefix
+
 $(B)/%.o: %.c $(B)/flags
 	@mkdir -p $(@D)
-	$(CC) $(CFLAGS) $(call isa,$<) -MMD -MP -c $< -o $@
-
-$(B)/cmd/main.o: CFLAGS += -DANGEL_VERSION='"$(VERSION)"' \
-    -DANGEL_BUILD='"$(V): $(FLAGS_$(V)), C11, $(CC)"'
+	$(SAY) CC $<
+	$(Q)$(CC) $(CFLAGS) $(call isa,$<) $(DEFINE_$*) -MMD -MP -c $< -o $@
 
 $(B)/libangel.a: $(LIB_OBJ)
-	rm -f $@ && ar rcs $@ $^
+	$(Q)rm -f $@ && ar rcs $@ $^
 
 $(B)/angel: $(B)/cmd/main.o $(B)/libangel.a
-	$(LINK) $^ $(LDLIBS) -o $@
+	$(SAY) LD $@
+	$(Q)$(LINK) $^ $(LDLIBS) -o $@
 
 $(B)/libtest.a: $(TEST_LIB_OBJ)
-	rm -f $@ && ar rcs $@ $^
+	$(Q)rm -f $@ && ar rcs $@ $^
 
 $(UNIT) $(TOOLS): $(B)/%: $(B)/%.o $(B)/libtest.a $(B)/libangel.a
-	$(LINK) $^ $(LDLIBS) -lcmocka -o $@
+	$(SAY) LD $@
+	$(Q)$(LINK) $^ $(LDLIBS) -lcmocka -o $@
+
+# ---- checks ----
+#
+# run-parts.sh runs parts, all of them, and sums up; run-tests.sh runs tests side by side.
+
+PARTS  := +@MAKE='$(MAKE)' tests/tool/run-parts.sh
+HEADER := $(sort $(foreach d,$(FOLDERS) tests/lib,$(wildcard $(d)/*.h)))
+BATS   := $(sort $(wildcard tests/cli/*.bats) $(wildcard tests/tool/*.bats))
+PAGES  := $(sort $(wildcard man/*.[1-9]))
+FORMAT := $(SRC) $(HEADER) $(sort $(wildcard tests/*/*.c))
+
+# The tests that use threads, for the thread sanitizer.
+TSAN   := pool reader data gemm attn compare cpu tuned kernel ops exec train
+
+# `T=...` picks: the unit tests t_<word>*, the bats files <word>.
+T      :=
+pick_unit = $(if $(T),$(foreach t,$(T),$(filter $(B)/tests/unit/t_$(t)%,$(UNIT))),$(UNIT))
+pick_bats = $(if $(T),$(foreach t,$(T),$(filter %/$(t).bats,$(BATS))),$(BATS))
+
+RUN_UNDER_tsan := tests/tool/no-aslr.sh
+OPTIONS_asan   := ASAN_OPTIONS=detect_leaks=1:detect_stack_use_after_return=1 \
+                  UBSAN_OPTIONS=print_stacktrace=1
+OPTIONS_tsan   := TSAN_OPTIONS=halt_on_error=1:second_deadlock_stack=1
+OPTIONS         = $(OPTIONS_$(V)) RUN_UNDER='$(RUN_UNDER_$(V))'
+
+check:
+	$(PARTS) deps check-build check-layers check-headers check-style check-format \
+	    check-man check-unit check-cli
+
+check-fast:
+	$(PARTS) check-build check-unit check-cli
+
+check-sanitize:
+	$(PARTS) check-asan check-tsan
+
+check-build: all
+
+check-layers:
+	@tests/tool/check-layers.sh
+
+check-style:
+	@tests/tool/check-style.sh
+
+check-format:
+	@tests/tool/check-format.sh $(FORMAT)
+
+check-man: angel
+	@tests/tool/check-man.sh ./angel $(PAGES)
+
+# Each header compiles alone, and twice.
+check-headers: $(HEADER:%.h=$(B)/header/%.ok)
+
+$(B)/header/%.ok: %.h $(B)/flags
+	@mkdir -p $(@D)
+	@printf '#include "$<"\n#include "$<"\n' | $(CC) $(CFLAGS) $(call isa,$<) \
+	    -fsyntax-only -MMD -MP -MT $@ -MF $(@:.ok=.d) -x c -
+	@touch $@
+
+# A test that does not build fails, and the others run.
+check-unit:
+	+@build=0; $(MAKE) --no-print-directory -k $(pick_unit) || build=1; \
+	BUILD_STATUS=$$build $(OPTIONS) tests/tool/run-tests.sh $(B)/log $(pick_unit)
+
+check-cli: $(B)/angel
+	@ANGEL=$(CURDIR)/$(B)/angel tests/tool/run-tests.sh $(B)/log $(pick_bats)
+
+check-asan:
+	+@$(MAKE) --no-print-directory V=asan check-unit
+
+check-tsan:
+	+@$(MAKE) --no-print-directory V=tsan T='$(TSAN)' check-unit
+
+# ---- the rest ----
+
+deps:
+	@tests/tool/install-deps.sh
+
+demo:
+	+@$(MAKE) --no-print-directory deps
+	+@$(MAKE) --no-print-directory angel
+	@tests/tool/demo.sh ./angel
+
+man-options: angel
+	tests/tool/man-options.sh ./angel
+
+CONFIGS := $(sort $(wildcard configs/*/*.yaml))
+
+install: angel
+	install -D -m 755 angel $(DESTDIR)$(PREFIX)/bin/angel
+	set -e; for f in $(CONFIGS); do \
+	    install -D -m 644 $$f $(DESTDIR)$(DATADIR)/$$f; done
+	set -e; for f in $(notdir $(PAGES)); do \
+	    install -D -m 644 man/$$f $(DESTDIR)$(MANDIR)/man$${f##*.}/$$f; done
+
+uninstall:
+	rm -f $(DESTDIR)$(PREFIX)/bin/angel
+	rm -rf $(DESTDIR)$(DATADIR)
+	for f in $(notdir $(PAGES)); do rm -f $(DESTDIR)$(MANDIR)/man$${f##*.}/$$f; done
+
+clean:
+	rm -rf build angel
+
+help:
+	@sed -n '/^#   make/s/^#   //p' Makefile
 
 -include $(OBJ:.o=.d) $(TEST_LIB_OBJ:.o=.d) $(UNIT:=.d) $(TOOLS:=.d)
+-include $(HEADER:%.h=$(B)/header/%.d)
 
 FORCE:
-.PHONY: all FORCE
+.PHONY: all FORCE check check-fast check-sanitize check-build check-layers check-style \
+    check-format check-man check-headers check-unit check-cli check-asan check-tsan deps \
+    demo man-options install uninstall clean help
 .SECONDARY:

@@ -10,6 +10,12 @@ struct cmd_override {
     const char *value;
 };
 
+/* Arguments of an option that may be given several times. */
+struct cmd_list {
+    const char **items;
+    int n;
+};
+
 /* A command line, read. Strings are argv's, but for override keys; cmd_args_free. */
 struct cmd_args {
     const struct cmd *command; /* NULL where none is named */
@@ -18,13 +24,18 @@ struct cmd_args {
     struct cmd_override *overrides;
     int n_overrides;
     bool help, version;
-    bool json;         /* one JSON document on stdout */
-    bool quiet;        /* warnings and errors only */
-    bool verbose;      /* -v */
-    bool dry_run;      /* resolve, validate, print; write nothing */
-    bool print_config; /* print the resolved configuration */
-    bool dump_program; /* print the program of a step */
-    bool man_options;  /* `angel help`: the options section of angel-config(5) */
+    bool json;             /* one JSON document on stdout */
+    bool quiet;            /* warnings and errors only */
+    bool verbose;          /* -v */
+    bool dry_run;          /* resolve, validate, print; write nothing */
+    bool print_config;     /* print the resolved configuration */
+    bool dump_program;     /* print the program of a step */
+    bool man_options;      /* `angel help`: the options section of angel-config(5) */
+    bool tensors;          /* ckpt inspect: a line per tensor */
+    bool deep;             /* ckpt verify: decode every chunk */
+    const char *tolerance; /* ckpt diff: a number; NULL where not given */
+    const char *keep;      /* ckpt prune: a number; NULL where not given */
+    struct cmd_list allow_changes; /* --allow-change KEY */
     struct arena arena;
 };
 
@@ -44,8 +55,8 @@ struct cmd {
 /* All commands, those that are not in this build included. */
 const struct cmd *cmd_table(int *n);
 
-/* Reads the command line. in: argv without the program's name. errors: ST_CONFIG for what
- * is unknown (with a suggestion); ST_UNAVAILABLE for what is not in this build. */
+/* Reads the command line. in: argv without the program's name. errors: ST_CONFIG for
+ * what is unknown (with a suggestion); ST_UNAVAILABLE for what is not in this build. */
 MUST_CHECK enum status cmd_args_parse(int argc, char **argv, struct cmd_args *args,
                                       struct diag *diag);
 void cmd_args_free(struct cmd_args *args);
@@ -56,7 +67,8 @@ void cmd_args_print_help(const struct cmd *command, struct str *out);
 /* Prints the diagnostic as every error is printed; returns the exit code. */
 int cmd_fail(enum status st, const struct diag *diag);
 
-/* What `angel` prints when asked for nothing, for help in general, or for one command. */
+/* What `angel` prints when asked for nothing, for help in general, or for one command.
+ * */
 void cmd_print_short_help(struct str *out);
 void cmd_print_command_help(const struct cmd *command, struct str *out);
 

@@ -9,43 +9,57 @@
 enum scope {
     SCOPE_ALL,
     SCOPE_RUN,  /* commands that take a configuration */
+    SCOPE_CKPT, /* `angel ckpt` */
     SCOPE_HELP, /* `angel help`, and in no help text */
 };
 
 struct option {
     const char *name;
     enum scope scope;
-    size_t offset;     /* of a bool in cmd_args; unused where `value` is set */
+    size_t offset; /* of a bool in cmd_args, or with `value` of its text; 0: --set */
     const char *value; /* the name of the option's argument; NULL for none */
     const char *help;
     const char *later; /* why it is not in this build */
+    bool is_list;      /* `offset` is of a cmd_list: may be given several times */
 };
 
 #define FLAG(member) offsetof(struct cmd_args, member)
 
 static const struct option options[] = {
-        {"--set", SCOPE_RUN, 0, "KEY=VALUE", "the same as a bare KEY=VALUE", NULL},
+        {"--set", SCOPE_RUN, 0, "KEY=VALUE", "the same as a bare KEY=VALUE", NULL,
+         false},
         {"--dry-run", SCOPE_RUN, FLAG(dry_run), NULL,
-         "check everything, print parameters and memory, write nothing", NULL},
+         "check everything, print parameters and memory, write nothing", NULL, false},
         {"--print-config", SCOPE_RUN, FLAG(print_config), NULL,
-         "print the resolved configuration as YAML, which is the same run again", NULL},
+         "print the resolved configuration as YAML, which is the same run again", NULL,
+         false},
         {"--dump-program", SCOPE_RUN, FLAG(dump_program), NULL,
-         "print the program of a training step", NULL},
+         "print the program of a training step", NULL, false},
+        {"--tensors", SCOPE_CKPT, FLAG(tensors), NULL, "inspect: a line per tensor",
+         NULL, false},
+        {"--deep", SCOPE_CKPT, FLAG(deep), NULL, "verify: decode every chunk", NULL,
+         false},
+        {"--tolerance", SCOPE_CKPT, FLAG(tolerance), "X",
+         "diff: largest absolute difference to accept (0)", NULL, false},
+        {"--keep", SCOPE_CKPT, FLAG(keep), "N", "prune: keep the newest N", NULL,
+         false},
         {"--json", SCOPE_ALL, FLAG(json), NULL, "print one JSON document on stdout",
-         NULL},
-        {"--quiet", SCOPE_ALL, FLAG(quiet), NULL, "log warnings and errors only", NULL},
-        {"-v", SCOPE_ALL, FLAG(verbose), NULL, "log more", NULL},
-        {"--help", SCOPE_ALL, FLAG(help), NULL, "print help and leave", NULL},
+         NULL, false},
+        {"--quiet", SCOPE_ALL, FLAG(quiet), NULL, "log warnings and errors only", NULL,
+         false},
+        {"-v", SCOPE_ALL, FLAG(verbose), NULL, "log more", NULL, false},
+        {"--help", SCOPE_ALL, FLAG(help), NULL, "print help and leave", NULL, false},
         {"--version", SCOPE_ALL, FLAG(version), NULL,
-         "print version and build, and leave", NULL},
-        {"--man-options", SCOPE_HELP, FLAG(man_options), NULL, NULL, NULL},
-        {"--profile", SCOPE_RUN, 0, "N", NULL, "traces are not in this build"},
-        {"--report", SCOPE_RUN, 0, "DIR", NULL, "reports are not in this build"},
-        {"--prepare", SCOPE_RUN, 0, NULL, NULL,
-         "tokenising ahead is not in this build"},
-        {"--allow-change", SCOPE_RUN, 0, "KEY", NULL,
-         "resuming with a changed configuration is not in this build"},
-        {"--threads-ranks", SCOPE_RUN, 0, "N", NULL, "this build trains on one rank"},
+         "print version and build, and leave", NULL, false},
+        {"--man-options", SCOPE_HELP, FLAG(man_options), NULL, NULL, NULL, false},
+        {"--profile", SCOPE_RUN, 0, "N", NULL, "traces are not in this build", false},
+        {"--report", SCOPE_RUN, 0, "DIR", NULL, "reports are not in this build", false},
+        {"--prepare", SCOPE_RUN, 0, NULL, NULL, "tokenising ahead is not in this build",
+         false},
+        {"--allow-change", SCOPE_RUN, FLAG(allow_changes), "KEY",
+         "resume although KEY changed the run's mathematics", NULL, true},
+        {"--threads-ranks", SCOPE_RUN, 0, "N", NULL, "this build trains on one rank",
+         false},
 };
 
 static bool applies(const struct option *o, const struct cmd *command)
@@ -54,6 +68,8 @@ static bool applies(const struct option *o, const struct cmd *command)
         return true;
     if (o->scope == SCOPE_HELP)
         return command && strcmp(command->name, "help") == 0;
+    if (o->scope == SCOPE_CKPT)
+        return command && strcmp(command->name, "ckpt") == 0;
     return command && command->takes_config;
 }
 
@@ -146,6 +162,16 @@ static enum status add_override(struct reading *r, const char *text, struct diag
 }
 
 /* in: *i, the option's place; out: *i, the last place it used. */
+/* A list grows by copies in the arena: it holds a few keys at most. */
+static void list_add(struct cmd_args *args, struct cmd_list *list, const char *text)
+{
+    const char **items = arena_array(&args->arena, const char *, list->n + 1);
+    for (int i = 0; i < list->n; i++)
+        items[i] = list->items[i];
+    items[list->n++] = text;
+    list->items = items;
+}
+
 static enum status take_option(struct reading *r, int argc, char **argv, int *i,
                                struct diag *diag)
 {
@@ -172,7 +198,14 @@ static enum status take_option(struct reading *r, int argc, char **argv, int *i,
     if (!equals && *i + 1 == argc)
         return diag_set(diag, ST_CONFIG, "%s (command line): got nothing, wanted %s",
                         name, o->value);
-    return add_override(r, equals ? equals + 1 : argv[++*i], diag);
+    const char *text = equals ? equals + 1 : argv[++*i];
+    if (o->offset == 0)
+        return add_override(r, text, diag);
+    if (o->is_list)
+        list_add(args, (struct cmd_list *)((char *)args + o->offset), text);
+    else
+        *(const char **)((char *)args + o->offset) = text;
+    return ST_OK;
 }
 
 static enum status take_args(struct reading *r, int argc, char **argv,
@@ -191,11 +224,10 @@ static enum status take_args(struct reading *r, int argc, char **argv,
             if (!args->command)
                 return unknown_command(arg, diag);
             if (args->command->later)
-                return diag_set(
-                        diag, ST_UNAVAILABLE,
-                        "angel %s (command line): %s: got '%s', wanted a command "
-                        "of angel --help",
-                        arg, args->command->later, arg);
+                return diag_set(diag, ST_UNAVAILABLE,
+                                "%s (command line): %s: got '%s', wanted a command "
+                                "of angel --help",
+                                arg, args->command->later, arg);
         } else if (args->command->takes_config && key_bytes(arg)) {
             TRY(add_override(r, arg, diag));
         } else {

@@ -9,26 +9,32 @@ static const struct cmd commands[] = {
          .run = cmd_pretrain,
          .usage = "[RUN.yaml] [key=value ...]",
          .summary = "train a model from scratch, or go on from its newest checkpoint",
-         .about =
-                 "Trains the model that RUN.yaml describes. A key=value overrides what the file\n"
-                 "says, and reaches into files that it names:\n"
-                 "\n"
-                 "  angel pretrain configs/runs/tiny-text.yaml data.train=notes/ train.steps=200\n"
-                 "  angel pretrain model=configs/models/llama-tiny.yaml data.train=notes/",
+         .about = "Trains the model that RUN.yaml describes. A key=value overrides\n"
+                  "what the file says, and reaches into files that it names:\n"
+                  "\n"
+                  "  angel pretrain configs/runs/tiny-text.yaml data.train=notes/\n"
+                  "  angel pretrain model=configs/models/llama-tiny.yaml data.train=a/",
          .takes_config = true},
         {.name = "ckpt",
          .run = cmd_ckpt,
-         .usage = "inspect|verify|diff PATH ...",
-         .summary = "look into checkpoints, check them, compare two",
+         .usage = "inspect|verify|diff|prune PATH ...",
+         .summary = "look into checkpoints, check them, compare two, remove old ones",
          .about =
-                 "Prints what a checkpoint holds, checks every byte of it, or compares two."},
+                 "  angel ckpt inspect PATH [--tensors]    what a checkpoint holds\n"
+                 "  angel ckpt verify PATH [--deep]        check every byte of it\n"
+                 "  angel ckpt diff A B [--tolerance X]    compare the tensors of two\n"
+                 "  angel ckpt prune DIR --keep N          remove all but the newest N\n"
+                 "\n"
+                 "PATH is a checkpoint (step-...), or a directory of them: then the newest\n"
+                 "valid one is taken."},
         {.name = "help",
          .run = cmd_help,
          .usage = "[COMMAND | options [KEY]]",
          .summary = "help on a command, or on the keys of a configuration",
          .about =
-                 "Without an argument, lists the commands. `angel help options` lists every key\n"
-                 "of a configuration; `angel help options train` those below train."},
+                 "Without an argument, lists the commands. `angel help options` lists\n"
+                 "every key of a configuration; `angel help options train` those\n"
+                 "below train."},
         {.name = "finetune", .later = "fine-tuning is not in this build"},
         {.name = "plan", .later = "planning of layouts is not in this build"},
         {.name = "bench", .later = "benchmarks are not in this build"},
@@ -100,11 +106,10 @@ static enum status print_topic(const struct cmd_args *args, struct str *out,
         if (strcmp(c->name, topic) != 0)
             continue;
         if (c->later)
-            return diag_set(
-                    diag, ST_UNAVAILABLE,
-                    "angel %s (command line): %s: got '%s', wanted a command of "
-                    "angel --help",
-                    topic, c->later, topic);
+            return diag_set(diag, ST_UNAVAILABLE,
+                            "%s (command line): %s: got '%s', wanted a command of "
+                            "angel --help",
+                            topic, c->later, topic);
         cmd_print_command_help(c, out);
         return ST_OK;
     }

@@ -1,25 +1,81 @@
 #include <stdio.h>
+#include <string.h>
 
 #include "cmd/load_config.h"
+#include "cmd/run.h"
+#include "cmd/signals.h"
+#include "core/dump.h"
+#include "core/log.h"
+
+/* Prints what was asked for instead of training. True when that was all. */
+static bool print_only(const struct run *r, const struct cmd_args *args, struct str *out)
+{
+    const struct program *p = &r->train[r->n_train - 1].low.program;
+    if (args->dump_program) {
+        if (args->json)
+            program_dump_json(p, out);
+        else
+            program_dump_text(p, out);
+    }
+    if (args->dry_run)
+        run_print_dry_run(r, args->json, out);
+    return args->dump_program || args->dry_run;
+}
+
+/* A dry run tells of machines other than this one too: only a limit that was asked for
+ * makes it end with the status of what does not fit. */
+static enum status dry_run_fit(const struct run *r, struct diag *diag)
+{
+    struct diag fit = {0};
+    enum status st = run_check_fit(r, &fit);
+    if (st == ST_OK || r->device_limit_given) {
+        *diag = fit;
+        return st;
+    }
+    log_warn("%s", fit.text);
+    return ST_OK;
+}
+
+static enum status train(struct run *r, struct diag *diag)
+{
+    signals_install();
+    TRY(run_open(r, diag));
+    run_print_banner(r);
+    if (r->at.step >= r->config->train.steps) {
+        log_info("nothing to do: step %lld of %lld is done", (long long)r->at.step,
+                 (long long)r->config->train.steps);
+        return ST_OK;
+    }
+    return run_train(r, diag);
+}
+
+static enum status pretrain(struct config *config, struct cmd_args *args, struct str *out,
+                            struct diag *diag)
+{
+    struct run r = {.config = config, .args = args, .start_s = run_now_s()};
+    enum status st = run_plan(&r, diag);
+    if (st == ST_OK && print_only(&r, args, out)) {
+        if (args->dry_run)
+            st = dry_run_fit(&r, diag);
+    } else if (st == ST_OK) {
+        st = train(&r, diag);
+        if (st == ST_OK && r.train_tokens > 0 && !args->quiet)
+            run_print_summary(&r, out);
+    }
+    run_close(&r);
+    return st;
+}
 
 int cmd_pretrain(struct cmd_args *args)
 {
     struct config config;
     struct diag diag = {0};
-    enum status st = load_config_args(&config, args, &diag);
     struct str text = {0};
-    if (st == ST_OK && args->print_config) {
+    enum status st = load_config_args(&config, args, &diag);
+    if (st == ST_OK && args->print_config)
         config_print(&config, &text);
-    } else if (st == ST_OK) {
-        const struct config_model *m = &config.model;
-        str_printf(
-                &text,
-                "model: %lld layers, hidden %lld, %lld heads of %lld (%lld key-value), "
-                "ffn %lld, vocab %lld\n",
-                (long long)m->layers, (long long)m->hidden, (long long)m->heads,
-                (long long)m->head_dim, (long long)m->kv_heads, (long long)m->ffn,
-                (long long)m->vocab);
-    }
+    else if (st == ST_OK)
+        st = pretrain(&config, args, &text, &diag);
     fputs(str_get(&text), stdout);
     str_free(&text);
     config_free(&config);

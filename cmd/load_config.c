@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include "core/vec.h"
+#include "io/tok.h"
 #include "io/yaml.h"
 
 #define COMMAND_LINE "command line"
@@ -96,7 +97,7 @@ static void hint_similar(struct arena *a, const char *path, struct diag *diag)
 
 /* ---- items ---- */
 
-/* "model" and "layers" make "model.layers"; "data.train" and "[0]" make "data.train[0]". */
+/* "model", "layers" make "model.layers"; "data.train", "[0]" make "data.train[0]". */
 static const char *join_key(struct arena *a, const char *prefix, const char *key)
 {
     if (!*prefix || !*key)
@@ -245,6 +246,28 @@ static enum status apply_overrides(const struct source *src,
 
 /* ---- loading ---- */
 
+/* What spans the configuration and the tokenizer that it names. */
+static enum status check_vocab(struct config *c, struct diag *diag)
+{
+    int64_t least = tok_bytes()->vocab_size;
+    if (c->model.vocab >= least)
+        return ST_OK;
+    struct opt_store s = config_store(c);
+    diag_set(diag, ST_CONFIG,
+             "model.vocab (%s) and data.tokenizer (%s): got %lld and bytes, wanted a "
+             "vocabulary of at least %lld",
+             opt_where(&s, "model.vocab"), opt_where(&s, "data.tokenizer"),
+             (long long)c->model.vocab, (long long)least);
+    diag_hint(diag, "nearest that works: model.vocab=%lld", (long long)least);
+    return ST_CONFIG;
+}
+
+static enum status resolve(struct config *c, struct diag *diag)
+{
+    TRY(config_resolve(c, diag));
+    return check_vocab(c, diag);
+}
+
 enum status load_config_raw(struct config *c, const char *run_file,
                             const struct cmd_override *overrides, int n,
                             struct diag *diag)
@@ -268,7 +291,7 @@ enum status load_config(struct config *c, const char *run_file,
                         const struct cmd_override *overrides, int n, struct diag *diag)
 {
     TRY(load_config_raw(c, run_file, overrides, n, diag));
-    return config_resolve(c, diag);
+    return resolve(c, diag);
 }
 
 enum status load_config_text(struct config *c, const char *text, size_t n,
@@ -281,7 +304,7 @@ enum status load_config_text(struct config *c, const char *text, size_t n,
     enum status st = apply_doc(&src, "", &doc, diag);
     yaml_doc_free(&doc);
     TRY(st);
-    return config_resolve(c, diag);
+    return resolve(c, diag);
 }
 
 enum status load_config_args(struct config *c, const struct cmd_args *args,
@@ -295,9 +318,9 @@ enum status load_config_args(struct config *c, const struct cmd_args *args,
                 "one RUN.yaml",
                 args->positional[1], args->positional[0]);
     if (args->n_positional == 0 && args->n_overrides == 0) {
-        diag_set(
-                diag, ST_CONFIG,
-                "no run given (command line): got nothing, wanted RUN.yaml or key=value");
+        diag_set(diag, ST_CONFIG,
+                 "no run given (command line): got nothing, wanted RUN.yaml or "
+                 "key=value");
         diag_hint(diag, "angel %s configs/runs/tiny-text.yaml data.train=FOLDER",
                   args->command->name);
         return ST_CONFIG;

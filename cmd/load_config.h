@@ -12,11 +12,11 @@ enum {
     LAYER_COMMAND_LINE,
 };
 
-/* Reads run_file (NULL for none), then n overrides, and resolves. A key whose value names
- * a YAML file takes that file's mapping: looked for from the current folder, then beside
- * the file that names it, then, for configs/..., where angel is installed.
- * out: c, from config_init inside; config_free in any case. errors: ST_NOT_FOUND, ST_IO,
- * ST_CONFIG, ST_UNAVAILABLE, each with the place. */
+/* Reads run_file (NULL for none), then n overrides, and resolves. A key whose value
+ * names a YAML file takes that file's mapping: looked for from the current folder, then
+ * beside the file that names it, then, for configs/..., where angel is installed.
+ * out: c, from config_init inside; config_free in any case. errors: ST_NOT_FOUND,
+ * ST_IO, ST_CONFIG, ST_UNAVAILABLE, each with the place. */
 MUST_CHECK enum status load_config(struct config *c, const char *run_file,
                                    const struct cmd_override *overrides, int n,
                                    struct diag *diag);

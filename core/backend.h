@@ -31,6 +31,8 @@ struct backend;
 
 struct backend_ops {
     const char *name;
+    /* Whether the host can read and write device memory through its addresses. */
+    bool host_visible;
     /* Device memory for one pool, zeroed, 2 MiB-aligned. errors: ST_NO_FIT. */
     enum status (*pool_alloc)(struct backend *b, enum pool_kind pool, int64_t bytes,
                               void **out, struct diag *diag);

@@ -1,9 +1,9 @@
 /* The configuration of a run: plain data, filled from core/config_options.def.
  *
- * config_init sets defaults, options are set through config_store (files below the command
- * line), config_resolve derives what was left open and checks what spans several fields.
- * After config_resolve every field holds what the run uses, but for those marked "0 =",
- * which only the machine can answer.
+ * config_init sets defaults, options are set through config_store (files below the
+ * command line), config_resolve derives what was left open and checks what spans
+ * several fields. After config_resolve every field holds what the run uses, but for
+ * those marked "0 =", which only the machine can answer.
  */
 #ifndef CORE_CONFIG_H
 #define CORE_CONFIG_H
@@ -234,8 +234,8 @@ void config_print(const struct config *c, struct str *out);
 /* Sequences of the step that begins after `tokens` trained tokens. */
 int64_t config_global_batch(const struct config *c, int64_t tokens);
 
-/* The first step of a run, counted from 0, is at 0 trained tokens: tokens that are trained
- * when `step` steps are done. */
+/* The first step of a run, counted from 0, is at 0 trained tokens: tokens that are
+ * trained when `step` steps are done. */
 int64_t config_tokens_after(const struct config *c, int64_t step);
 
 /* The largest global batch of the run. */

@@ -87,12 +87,11 @@ static enum status resolve_heads(struct config *c, struct diag *diag)
         return ST_CONFIG;
     }
     if (!m->head_dim && m->hidden % m->heads) {
-        diag_set(
-                diag, ST_CONFIG,
-                "model.hidden (%s) and model.heads (%s): got %lld and %lld, wanted hidden "
-                "a multiple of heads, or model.head_dim given",
-                where(c, "model.hidden"), where(c, "model.heads"), (long long)m->hidden,
-                (long long)m->heads);
+        diag_set(diag, ST_CONFIG,
+                 "model.hidden (%s) and model.heads (%s): got %lld and %lld, wanted "
+                 "hidden a multiple of heads, or model.head_dim given",
+                 where(c, "model.hidden"), where(c, "model.heads"),
+                 (long long)m->hidden, (long long)m->heads);
         hint_divisors(m->hidden, m->heads, "model.heads", diag);
         return ST_CONFIG;
     }
@@ -107,12 +106,11 @@ static enum status resolve_position(struct config *c, struct diag *diag)
 {
     struct config_model *m = &c->model;
     if (m->position == POSITION_ROPE && m->head_dim % 2) {
-        diag_set(
-                diag, ST_CONFIG,
-                "model.head_dim (%s) and model.position (%s): got %lld and rope, wanted "
-                "an even head_dim",
-                where(c, "model.head_dim"), where(c, "model.position"),
-                (long long)m->head_dim);
+        diag_set(diag, ST_CONFIG,
+                 "model.head_dim (%s) and model.position (%s): got %lld and rope, "
+                 "wanted an even head_dim",
+                 where(c, "model.head_dim"), where(c, "model.position"),
+                 (long long)m->head_dim);
         diag_hint(diag, "nearest that work: model.head_dim=%lld or %lld",
                   (long long)MAX(m->head_dim - 1, 2), (long long)m->head_dim + 1);
         return ST_CONFIG;
@@ -179,8 +177,8 @@ static enum status check_variants(struct config *c, struct diag *diag)
     if (m->window_every > 1 && m->window == 0) {
         diag_set(
                 diag, ST_CONFIG,
-                "model.window_every (%s) and model.window (%s): got %lld and 0, wanted a "
-                "window",
+                "model.window_every (%s) and model.window (%s): got %lld and 0, wanted "
+                "a window",
                 where(c, "model.window_every"), where(c, "model.window"),
                 (long long)m->window_every);
         diag_hint(diag, "nearest that works: model.window_every=1");
@@ -294,20 +292,19 @@ static enum status check_micro_batch(struct config *c, struct diag *diag)
         int64_t global = b->items[i].global_batch;
         if (global % micro == 0)
             continue;
-        diag_set(
-                diag, ST_CONFIG,
-                "train.micro_batch (%s) and train.global_batch (%s): got %lld and %lld, "
-                "wanted micro_batch to divide global_batch",
-                where(c, "train.micro_batch"), where(c, "train.global_batch"),
-                (long long)micro, (long long)global);
+        diag_set(diag, ST_CONFIG,
+                 "train.micro_batch (%s) and train.global_batch (%s): got %lld and "
+                 "%lld, wanted micro_batch to divide global_batch",
+                 where(c, "train.micro_batch"), where(c, "train.global_batch"),
+                 (long long)micro, (long long)global);
         hint_divisors(global, micro, "train.micro_batch", diag);
         return ST_CONFIG;
     }
     return ST_OK;
 }
 
-/* Of two fields that exclude each other, the one of the higher layer counts; equal layers
- * are an error. in: both are set. out: *second_wins. */
+/* Of two fields that exclude each other, the one of the higher layer counts; equal
+ * layers are an error. in: both are set. out: *second_wins. */
 static enum status exclude(struct config *c, const char *first, const char *second,
                            bool *second_wins, struct diag *diag)
 {
@@ -370,24 +367,22 @@ static enum status resolve_schedule(struct config *c, struct diag *diag)
         return ST_CONFIG;
     }
     if (s->type == SCHEDULE_WSD && s->decay_steps > steps - s->warmup) {
-        diag_set(
-                diag, ST_CONFIG,
-                "train.schedule.decay_steps (%s) and train.schedule.warmup (%s): got %lld "
-                "and %lld, wanted both within the %lld steps of the run",
-                where(c, "train.schedule.decay_steps"),
-                where(c, "train.schedule.warmup"), (long long)s->decay_steps,
-                (long long)s->warmup, (long long)steps);
+        diag_set(diag, ST_CONFIG,
+                 "train.schedule.decay_steps (%s) and train.schedule.warmup (%s): got "
+                 "%lld and %lld, wanted both within the %lld steps of the run",
+                 where(c, "train.schedule.decay_steps"),
+                 where(c, "train.schedule.warmup"), (long long)s->decay_steps,
+                 (long long)s->warmup, (long long)steps);
         diag_hint(diag, "nearest that works: train.schedule.decay_steps=%lld",
                   (long long)(steps - s->warmup));
         return ST_CONFIG;
     }
     if (s->type != SCHEDULE_CONSTANT && s->min_lr > o->lr) {
-        diag_set(
-                diag, ST_CONFIG,
-                "train.schedule.min_lr (%s) and train.optimizer.lr (%s): got %g and %g, "
-                "wanted min_lr at most lr",
-                where(c, "train.schedule.min_lr"), where(c, "train.optimizer.lr"),
-                s->min_lr, o->lr);
+        diag_set(diag, ST_CONFIG,
+                 "train.schedule.min_lr (%s) and train.optimizer.lr (%s): got %g and "
+                 "%g, wanted min_lr at most lr",
+                 where(c, "train.schedule.min_lr"), where(c, "train.optimizer.lr"),
+                 s->min_lr, o->lr);
         diag_hint(diag, "nearest that works: train.schedule.min_lr=%g", o->lr);
         return ST_CONFIG;
     }

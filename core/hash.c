@@ -11,6 +11,14 @@
 #include <xxhash.h>
 #pragma GCC diagnostic pop
 
+#include "core/arena.h"
+
+/* xxHash wants its state aligned to 64; mem_alloc gives 16. */
+struct hash128_state {
+    XXH3_state_t *xxh;
+    uint8_t room[sizeof(XXH3_state_t) + 64];
+};
+
 uint64_t hash64(const void *data, size_t bytes)
 {
     return XXH3_64bits(data, bytes);
@@ -31,4 +39,26 @@ void hash128(const void *data, size_t bytes, uint64_t out[2])
     XXH128_hash_t h = XXH3_128bits(data, bytes);
     out[0] = h.low64;
     out[1] = h.high64;
+}
+
+struct hash128_state *hash128_begin(void)
+{
+    struct hash128_state *s = mem_alloc(sizeof(*s));
+    uintptr_t at = ((uintptr_t)s->room + 63) & ~(uintptr_t)63;
+    s->xxh = (XXH3_state_t *)at;
+    XXH3_128bits_reset(s->xxh);
+    return s;
+}
+
+void hash128_add(struct hash128_state *s, const void *data, size_t bytes)
+{
+    XXH3_128bits_update(s->xxh, data, bytes);
+}
+
+void hash128_end(struct hash128_state *s, uint64_t out[2])
+{
+    XXH128_hash_t h = XXH3_128bits_digest(s->xxh);
+    out[0] = h.low64;
+    out[1] = h.high64;
+    mem_free(s);
 }

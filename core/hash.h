@@ -14,6 +14,13 @@ struct hash_chain {
 };
 void hash_chain_add(struct hash_chain *h, const void *data, size_t bytes);
 
+/* XXH3-128 of a stream of pieces: the value of hash128 over all of them in a row.
+ * ownership: hash128_end frees the state. */
+struct hash128_state;
+struct hash128_state *hash128_begin(void);
+void hash128_add(struct hash128_state *s, const void *data, size_t bytes);
+void hash128_end(struct hash128_state *s, uint64_t out[2]);
+
 /* XXH3-128 as two little-endian halves: out[0] low, out[1] high. */
 void hash128(const void *data, size_t bytes, uint64_t out[2]);
 

@@ -51,7 +51,8 @@ static bool is_digit(char c)
     return c >= '0' && c <= '9';
 }
 
-/* Takes the digits at *text into *value; counts them. False when the value overflows. */
+/* Takes the digits at *text into *value; counts them. False when the value overflows.
+ * */
 static bool take_digits(const char **text, int64_t *value, int *n_digits)
 {
     const char *p = *text;
@@ -300,6 +301,22 @@ static enum parse set_scalar(const struct opt *o, void *base, const char *text,
     BUG("option %s has no scalar", o->key);
 }
 
+#define SHOWN_BYTES 80
+
+/* What a user wrote, fit for one line of a message: short, without control characters.
+ * */
+static const char *shown(const char *text, char buf[SHOWN_BYTES])
+{
+    size_t n = text ? strlen(text) : 0;
+    snprintf(buf, SHOWN_BYTES, "%.*s%s", SHOWN_BYTES - 4, text ? text : "",
+             n > SHOWN_BYTES - 4 ? "..." : "");
+    for (char *p = buf; *p; p++) {
+        if ((unsigned char)*p < ' ' || *p == 0x7f)
+            *p = '?';
+    }
+    return buf;
+}
+
 /* The diagnostic of a value that could not be set. `key` is as the user wrote it. */
 static enum status value_error(const struct opt *o, const char *key, const char *text,
                                const char *where, enum parse why, struct diag *diag)
@@ -317,8 +334,9 @@ static enum status value_error(const struct opt *o, const char *key, const char 
     if (why == PARSE_RANGE)
         later = o->later;
     enum status st = later ? ST_UNAVAILABLE : ST_CONFIG;
+    char buf[SHOWN_BYTES];
     diag_set(diag, st, "%s (%s): %s%sgot '%s', wanted %s", key, where,
-             later ? later : "", later ? ": " : "", text, str_get(&want));
+             later ? later : "", later ? ": " : "", shown(text, buf), str_get(&want));
     if (why == PARSE_TYPE && o->type == OPT_ENUM) {
         const char *names[OPT_CHOICES_MAX];
         size_t n = opt_choice_names(o, names);
@@ -347,7 +365,8 @@ static enum status set_checked(const struct opt_store *s, const struct opt *o,
 
 /* ---- keys ---- */
 
-/* A key taken apart: the row, and what follows its name ("", ".a", "[1]", "[1].weight"). */
+/* A key taken apart: the row, and what follows its name ("", ".a", "[1]",
+ * "[1].weight"). */
 struct target {
     uint32_t index;
     const struct opt *opt;
@@ -400,10 +419,11 @@ static bool find_target(const struct opt_table *t, const char *key, struct targe
 static enum status unknown_key(const struct opt_table *t, const char *key,
                                const char *asked, const char *where, struct diag *diag)
 {
+    char buf[SHOWN_BYTES];
     enum status st = diag_set(diag, ST_CONFIG,
-                              "unknown key (%s): got '%s', wanted one of "
+                              "unknown key (%s): got '%s', wanted a key of "
                               "angel-config(5)",
-                              where, asked);
+                              where, shown(asked, buf));
     const char *near = opt_suggest(t, key);
     size_t n_front = strlen(asked) - strlen(key);
     if (near)
@@ -655,8 +675,9 @@ static enum status set_mapping(const struct opt_store *s, const char *key,
         all_take &= (o->flags & OPT_AUTO) != 0;
     }
     if (!is_auto || !all_take) {
+        char buf[SHOWN_BYTES];
         diag_set(diag, ST_CONFIG, "%s (%s): got '%s', wanted a mapping%s", key, where,
-                 text ? text : "", all_take ? " or auto" : "");
+                 shown(text, buf), all_take ? " or auto" : "");
         if (sample)
             diag_hint(diag, "its first key is %s", sample->key);
         return ST_CONFIG;
@@ -681,10 +702,11 @@ enum status opt_set(const struct opt_store *s, const char *key, const char *text
         return unknown_key(s->table, key, key, where, diag);
     }
     const struct opt *o = target.opt;
+    char buf[SHOWN_BYTES];
     if (o->type == OPT_SUBTREE)
         return diag_set(diag, ST_UNAVAILABLE,
                         "%s (%s): %s: got '%s', wanted the key left out", key, where,
-                        o->later, text ? text : "");
+                        o->later, shown(text, buf));
     if (o->type == OPT_LIST)
         TRY(set_in_list(s, &target, key, text, where, diag));
     else if (*target.rest == '\0')

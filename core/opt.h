@@ -1,9 +1,9 @@
-/* Option tables: one row per option drives the command line, YAML, help, the manual page,
- * the printed configuration, and the comparison of two configurations.
+/* Option tables: one row per option drives the command line, YAML, help, the manual
+ * page, the printed configuration, and the comparison of two configurations.
  *
- * A row names a dotted key, a type, a place in a plain struct, a default as text (read by
- * the same parser as what users write), bounds and one sentence. A row of type OPT_LIST
- * has a table of its own for the fields of its elements.
+ * A row names a dotted key, a type, a place in a plain struct, a default as text (read
+ * by the same parser as what users write), bounds and one sentence. A row of type
+ * OPT_LIST has a table of its own for the fields of its elements.
  *
  * This is also the only reader of the environment.
  */
@@ -43,8 +43,8 @@ enum {
     OPT_NEEDED = 1 << 5,  /* a list's field that every element must give */
 };
 
-/* The value of a choice is its place in the list. `later`, where set, says why a choice is
- * recognised and not available. A row of NULLs ends the list. */
+/* The value of a choice is its place in the list. `later`, where set, says why a choice
+ * is recognised and not available. A row of NULLs ends the list. */
 struct opt_choice {
     const char *name;
     const char *later;
@@ -94,7 +94,8 @@ struct opt_origin {
     int layer;         /* 0 for the default */
 };
 
-/* A struct with its table: the target of all functions that set. Plain; owns nothing. */
+/* A struct with its table: the target of all functions that set. Plain,
+ * owns nothing. */
 struct opt_store {
     const struct opt_table *table;
     void *base;
@@ -102,27 +103,28 @@ struct opt_store {
     struct opt_origin *origins; /* [table->n_rows], or NULL: not kept */
 };
 
-/* Sets every row to its default. A default that cannot be read is a BUG (a table is held
- * right by opt_table_check in a test). */
+/* Sets every row to its default. A default that cannot be read is a BUG (a table is
+ * held right by opt_table_check in a test). */
 void opt_set_defaults(const struct opt_store *s);
 
-/* Sets the option `key` from text. in: key may reach into a list ("data.train[1].weight":
- * an index equal to the length appends), or be a mapping whose rows all take `auto`, with
- * that word; text, NULL for a YAML null; where, e.g. "run.yaml:7". errors: ST_CONFIG for
- * an unknown key (with a suggestion), a wrong type or range; ST_UNAVAILABLE for a row or
- * choice that has `later`; each names the key and `where`. */
+/* Sets the option `key` from text. in: key may reach into a list
+ * ("data.train[1].weight": an index equal to the length appends), or be a mapping whose
+ * rows all take `auto`, with that word; text, NULL for a YAML null; where, e.g.
+ * "run.yaml:7". errors: ST_CONFIG for an unknown key (with a suggestion), a wrong type
+ * or range; ST_UNAVAILABLE for a row or choice that has `later`; each names the key and
+ * `where`. */
 MUST_CHECK enum status opt_set(const struct opt_store *s, const char *key,
                                const char *text, const char *where, int layer,
                                struct diag *diag);
 
-/* Announces a sequence of n elements for `key`: empties a list, so that opt_set appends,
- * and checks the count of OPT_REALS. errors: as opt_set. */
+/* Announces a sequence of n elements for `key`: empties a list, so that opt_set
+ * appends, and checks the count of OPT_REALS. errors: as opt_set. */
 MUST_CHECK enum status opt_begin_sequence(const struct opt_store *s, const char *key,
                                           int64_t n, const char *where, int layer,
                                           struct diag *diag);
 
-/* Sets the rows below the mapping `key` back to their defaults: what another file's mapping
- * replaces. */
+/* Sets the rows below the mapping `key` back to their defaults: what another file's
+ * mapping replaces. */
 void opt_reset_mapping(const struct opt_store *s, const char *key);
 
 /* Checks that elements of lists have their needed fields. errors: ST_CONFIG. */
@@ -145,14 +147,15 @@ void opt_print_value(const struct opt *o, const void *base, struct str *out);
 /* All rows but hidden ones as YAML block mappings. */
 void opt_print_yaml(const struct opt_table *t, const void *base, struct str *out);
 
-/* Help, as plain text of at most 88 columns: the groups whose prefix starts with `prefix`
- * ("" for all). Returns the number of rows printed. */
+/* Help, as plain text of at most 88 columns: the groups whose prefix starts with
+ * `prefix` ("" for all). Returns the number of rows printed. */
 int opt_print_help(const struct opt_table *t, const char *prefix, struct str *out);
 
 /* The same as man(7) source, for the options section of the manual page. */
 void opt_print_roff(const struct opt_table *t, struct str *out);
 
-/* Rows whose flags have all of `flags` and whose values differ. out: rows[table->n_rows],
+/* Rows whose flags have all of `flags` and whose values differ. out:
+ * rows[table->n_rows],
  * the places of those rows; returns how many. */
 uint32_t opt_diff(const struct opt_table *t, const void *a, const void *b,
                   unsigned flags, uint32_t *rows);

@@ -130,7 +130,8 @@ struct names {
     VEC(const char *) last;
 };
 
-/* The full key whose last part is nearest to that of `key`; siblings only, where asked. */
+/* The full key whose last part is nearest to that of `key`; siblings only, where asked.
+ * */
 static const char *nearest_last(const struct opt_table *t, const char *key,
                                 bool siblings)
 {
@@ -180,7 +181,8 @@ const char *opt_suggest(const struct opt_table *t, const char *key)
 
 /* ---- values as YAML ---- */
 
-/* Printed bare, the text reads back as itself: no character of YAML's grammar, not null. */
+/* Printed bare, the text reads back as itself: no character of YAML's grammar, not
+ * null. */
 static bool is_plain(const char *text)
 {
     if (!*text || *text == '-' || strcasecmp(text, "null") == 0)
@@ -577,7 +579,8 @@ static enum status check_row(const struct opt_table *t, const struct opt *o,
     return ST_OK;
 }
 
-/* Rows of one mapping stand together, so that YAML is printed without opening it twice. */
+/* Rows of one mapping stand together, so that YAML is printed without opening it twice.
+ * */
 static enum status check_order(const struct opt_table *t, uint32_t i, struct diag *diag)
 {
     const char *key = t->rows[i].key;

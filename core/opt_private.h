@@ -9,7 +9,8 @@ enum {
     OPT_CHOICES_MAX = 16,
 };
 
-/* What a row takes, in words: "a count, at least 1", "swiglu, geglu or gelu". in: bounds,
+/* What a row takes, in words: "a count, at least 1", "swiglu, geglu or gelu". in:
+ * bounds,
  * whether to give only the bounds. */
 void opt_describe_wanted(const struct opt *o, bool bounds, struct str *out);
 

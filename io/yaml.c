@@ -68,8 +68,14 @@ static enum status syntax_error(const struct reader *r)
         return diag_set(r->diag, ST_CONFIG, "not YAML (%s, byte %zu): %s", r->name,
                         p->problem_offset, problem);
     int line = line_of(p->problem_mark);
-    diag_set(r->diag, ST_CONFIG, "not YAML (%s:%d): %s%s%s", r->name, line, problem,
-             p->context ? " " : "", p->context ? p->context : "");
+    struct str text = {0};
+    str_add(&text, problem);
+    if (p->context)
+        str_printf(&text, " %s", p->context);
+    if (p->context && line_of(p->context_mark) != line)
+        str_printf(&text, " that begins on line %d", line_of(p->context_mark));
+    diag_set(r->diag, ST_CONFIG, "not YAML (%s:%d): %s", r->name, line, str_get(&text));
+    str_free(&text);
     if (line_has_tab(r, line))
         diag_hint(r->diag, "indent with spaces, not with tabs");
     return ST_CONFIG;
@@ -110,11 +116,10 @@ static enum status add_item(struct reader *r, struct yaml_item item)
     item.key = arena_strndup(&doc->arena, str_get(&r->path), r->path.n);
     uint32_t *slot = slot_of(r, item.key);
     if (*slot != NONE_ID) {
-        diag_set(
-                r->diag, ST_CONFIG,
-                "duplicate key (%s:%d): got '%s' again, wanted one; the first is on line "
-                "%d",
-                r->name, item.line, item.key, doc->items[*slot].line);
+        diag_set(r->diag, ST_CONFIG,
+                 "duplicate key (%s:%d): got '%s' again, wanted one; the first is on "
+                 "line %d",
+                 r->name, item.line, item.key, doc->items[*slot].line);
         return ST_CONFIG;
     }
     *slot = doc->n;
@@ -288,7 +293,7 @@ static enum status read_events(struct reader *r)
 }
 
 enum status yaml_doc_read_text(const char *text, size_t n, const char *name,
-                           struct yaml_doc *doc, struct diag *diag)
+                               struct yaml_doc *doc, struct diag *diag)
 {
     struct reader r = {
             .name = name, .text = text, .text_bytes = n, .doc = doc, .diag = diag};
@@ -329,7 +334,8 @@ static enum status read_limited(int fd, const char *path, struct str *out,
     return ST_OK;
 }
 
-enum status yaml_doc_read_file(const char *path, struct yaml_doc *doc, struct diag *diag)
+enum status yaml_doc_read_file(const char *path, struct yaml_doc *doc,
+                               struct diag *diag)
 {
     *doc = (struct yaml_doc){0};
     int fd = open(path, O_RDONLY | O_CLOEXEC);

@@ -33,14 +33,14 @@ struct yaml_doc {
     struct arena arena; /* owns keys and values */
 };
 
-/* Reads a file. out: doc, in the file's order. errors: ST_NOT_FOUND, ST_IO; ST_CONFIG with
- * file and line for what is not accepted. */
+/* Reads a file. out: doc, in the file's order. errors: ST_NOT_FOUND, ST_IO; ST_CONFIG
+ * with file and line for what is not accepted. */
 MUST_CHECK enum status yaml_doc_read_file(const char *path, struct yaml_doc *doc,
-                                      struct diag *diag);
+                                          struct diag *diag);
 
 /* The same for n bytes of text; `name` stands for the file in messages. */
 MUST_CHECK enum status yaml_doc_read_text(const char *text, size_t n, const char *name,
-                                      struct yaml_doc *doc, struct diag *diag);
+                                          struct yaml_doc *doc, struct diag *diag);
 
 void yaml_doc_free(struct yaml_doc *doc);
 

@@ -587,13 +587,26 @@ def config_text(model):
     return "".join("%s: %s\n" % (k, format_value(v)) for k, v in model.items())
 
 
+def query_gain(cfg):
+    """Scale of the query projection.
+
+    Without rope the key bias has a gradient of exactly zero, so what float32 computes
+    there is rounding noise in proportion to dk, and dk is in proportion to q. Small
+    queries keep that noise below the limit that all gradients share, while the
+    gradients of the query and key matrices stay well above the floor of d(a, b).
+    """
+    return 0.03 if cfg["bias"] != "none" and cfg["position"] != "rope" else 1.4
+
+
 def make_params(cfg, rng):
     """Random float32 parameters with every effect visible in the result."""
     out = {}
     for name, shape, kind in param_specs(cfg):
         z = rng.standard_normal(shape)
         if kind == "matrix":
-            gain = 1.4 if ".attn.q." in name or ".attn.k." in name else 0.9
+            gain = 1.4 if ".attn.k." in name else 0.9
+            if ".attn.q." in name:
+                gain = query_gain(cfg)
             z = z * gain / math.sqrt(shape[1])
         elif kind == "embed":
             z = z * (0.3 if name.startswith("pos_embed") else 0.5)
@@ -601,6 +614,8 @@ def make_params(cfg, rng):
             z = 0.3 * z + (0.0 if cfg["norm_plus_one"] else 1.0)
         else:
             z = 0.15 * z
+            if ".attn.q." in name:
+                z = z * query_gain(cfg) / 1.4
         out[name] = z.astype(np.float32)
     return out
 

@@ -67,14 +67,10 @@ static size_t element_bytes(uint32_t type)
 {
     switch (type) {
     case GOLD_F32:
-    case GOLD_I32:
-        return 4;
-    case GOLD_F64:
-        return 8;
-    case GOLD_TEXT:
-        return 1;
-    default:
-        return 0;
+    case GOLD_I32: return 4;
+    case GOLD_F64: return 8;
+    case GOLD_TEXT: return 1;
+    default: return 0;
     }
 }
 

@@ -270,6 +270,13 @@ static void test_errors(void **state)
     assert_fails(f, "size.count.more", "1", ST_CONFIG, "got the key 'size.count.more'",
                  "");
     assert_fails(f, "size", "5", ST_CONFIG, "got '5', wanted a mapping", "size.count");
+    /* Whatever the value, the message is one readable line. */
+    assert_fails(f, "on", "a\nb\033[1m", ST_CONFIG, "got 'a?b?[1m', wanted", "");
+    char longer[300];
+    memset(longer, 'x', sizeof(longer));
+    longer[299] = '\0';
+    assert_fails(f, "on", longer, ST_CONFIG, "xxx...', wanted true or false", "");
+    assert_fails(f, longer, "1", ST_CONFIG, "xxx...', wanted a key", "");
     assert_fails(f, "rate", "auto", ST_CONFIG, "wanted a mapping", "");
 }
 

@@ -1,0 +1,114 @@
+/* A training run: what `angel pretrain` sets up, does step by step, and leaves behind.
+ *
+ *   run_plan.c    model, programs, memory: everything that is known before launch
+ *   run_state.c   parameters and position: initial values, checkpoints, resume
+ *   run_loop.c    steps, evaluation, stopping
+ *   run_report.c  banner, dry run, summary
+ */
+#ifndef CMD_RUN_H
+#define CMD_RUN_H
+
+#include "cmd/cmd.h"
+#include "core/config.h"
+#include "core/exec.h"
+#include "io/ckpt.h"
+#include "io/metrics.h"
+#include "io/reader.h"
+#include "memory/pack.h"
+#include "parallel/lower.h"
+
+/* A program with what runs it. */
+struct run_program {
+    int64_t global_batch; /* sequences of a step */
+    struct lowered low;
+    struct mem_report report;
+    struct exec *exec;
+    double model_flops; /* of a step */
+};
+
+/* Where training stands. */
+struct run_position {
+    int64_t step;           /* completed updates */
+    int64_t samples;        /* consumed from the first step on */
+    int64_t tokens;         /* samples * seq_len */
+    int64_t segment_sample; /* value of `samples` at which the data segment began */
+    uint64_t data_id;       /* fingerprint of sources, weights, order */
+};
+
+struct run {
+    struct config *config; /* borrowed; resolved */
+    const struct cmd_args *args;
+    struct model model;
+    int64_t n_params;
+    int64_t micro_batch;
+    enum memory_activations activations;
+    int64_t device_limit_bytes;
+    bool device_limit_given;
+    struct backend *backend;
+    struct pool *pool; /* the backend's compute threads */
+    int n_threads;
+    struct run_program *train; /* one per distinct global batch */
+    int n_train;
+    struct run_program eval;
+    bool has_eval;
+    int64_t scratch_bytes;
+    struct exec_memory memory;
+    double peak_flops; /* of the precision, measured */
+
+    struct data *data;
+    struct reader *reader;
+    struct metrics *metrics;
+    struct ckpt_lock *lock;
+    struct run_position at;
+    int64_t skipped_in_a_row; /* updates whose gradient was not finite */
+    int64_t last_saved_step;  /* -1: none */
+    double start_s;           /* monotonic clock at the start of this attempt */
+    double train_s;           /* spent in steps */
+    int64_t train_tokens;     /* of this attempt */
+    double last_loss, last_eval_loss;
+    bool save_failed; /* the last save did not work: said once, retried at the next */
+    const char *resumed_from;
+    struct arena arena;
+};
+
+/* Monotonic seconds. */
+double run_now_s(void);
+
+/* Lowers, verifies and packs the programs; settles micro_batch and activations where they
+ * are `auto`. Nothing is allocated but tables. errors: ST_CONFIG; ST_NO_FIT only from
+ * run_check_fit. */
+MUST_CHECK enum status run_plan(struct run *r, struct diag *diag);
+
+/* errors: ST_NO_FIT with the shortfall and what would make it fit. */
+MUST_CHECK enum status run_check_fit(const struct run *r, struct diag *diag);
+
+/* Bytes outside the arenas. */
+int64_t run_reader_bytes(const struct run *r);
+
+/* The program whose global batch step `step` has. */
+struct run_program *run_program_of(struct run *r, int64_t step);
+
+/* Obtains memory, opens data and the checkpoint directory, and sets parameters: from the
+ * newest valid checkpoint, from `init`, or at random. */
+MUST_CHECK enum status run_open(struct run *r, struct diag *diag);
+void run_close(struct run *r);
+
+/* Steps until the end or a stop. errors: ST_STOPPED after a signal (saved), ST_DIVERGED. */
+MUST_CHECK enum status run_train(struct run *r, struct diag *diag);
+
+/* Saves a checkpoint of the present position. errors: ST_IO, ST_CREATE. */
+MUST_CHECK enum status run_save(struct run *r, struct diag *diag);
+
+/* Parameters and position (run_state.c). */
+MUST_CHECK enum status run_state_begin(struct run *r, struct diag *diag);
+
+/* Adds a line to metrics.jsonl; a failure is said once and the run goes on. */
+void run_metric(struct run *r, const char *kind, const struct metrics_field *fields,
+                size_t n);
+
+/* Text for people. */
+void run_print_banner(const struct run *r);
+void run_print_dry_run(const struct run *r, bool json, struct str *out);
+void run_print_summary(const struct run *r, struct str *out);
+
+#endif

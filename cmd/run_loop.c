@@ -1,0 +1,430 @@
+/* The steps of a run. */
+#include <inttypes.h>
+#include <math.h>
+#include <string.h>
+
+#include "cmd/progress.h"
+#include "cmd/run.h"
+#include "cmd/signals.h"
+#include "core/hash.h"
+#include "core/hyper.h"
+#include "core/log.h"
+#include "core/lr.h"
+#include "io/file.h"
+#include "io/tok.h"
+#include "kernels/cpu/peak.h"
+
+#define READER_SLOTS         3
+#define SKIPPED_IN_A_ROW_MAX 10
+
+/* ------------------------------------------------------------------------- opening */
+
+static enum status open_memory(struct run *r, struct diag *diag)
+{
+    TRY(exec_memory_create(r->backend, r->train[0].low.program.pool_bytes,
+                           r->scratch_bytes, &r->memory, diag));
+    struct exec_options o = {0};
+#if ANGEL_DEBUG
+    o.check = true;
+    o.guard_bytes = 64;
+#endif
+    for (int i = 0; i < r->n_train; i++)
+        TRY(exec_create(&r->train[i].low.program, &r->memory, &o, &r->train[i].exec,
+                        diag));
+    if (r->has_eval)
+        TRY(exec_create(&r->eval.low.program, &r->memory, &o, &r->eval.exec, diag));
+    return ST_OK;
+}
+
+static struct data_source *data_sources_of(struct run *r,
+                                           const struct config_sources *s)
+{
+    struct data_source *out = arena_array(&r->arena, struct data_source, s->n);
+    for (int64_t i = 0; i < s->n; i++)
+        out[i] = (struct data_source){s->items[i].path, s->items[i].weight};
+    return out;
+}
+
+/* What decides which sample is which: a run in which this changes opens a new segment. */
+static enum status data_fingerprint(struct run *r, uint64_t *out, struct diag *diag)
+{
+    const struct config *c = r->config;
+    struct hash_chain h = {0};
+    for (int64_t i = 0; i < data_sources(r->data, DATA_TRAIN); i++) {
+        struct data_source_info info = data_source_info(r->data, DATA_TRAIN, i);
+        uint64_t id;
+        TRY(data_identity(r->data, DATA_TRAIN, i, &id, diag));
+        hash_chain_add(&h, &id, sizeof(id));
+        hash_chain_add(&h, &info.n_samples, sizeof(info.n_samples));
+        hash_chain_add(&h, &info.share, sizeof(info.share));
+    }
+    const int64_t order[] = {c->data.seq_len, c->train.seed, c->data.shuffle,
+                             c->data.mask_documents, c->data.tokenizer};
+    hash_chain_add(&h, order, sizeof(order));
+    *out = h.value;
+    return ST_OK;
+}
+
+static enum status open_data(struct run *r, struct diag *diag)
+{
+    const struct config *c = r->config;
+    struct data_source valid = {c->data.valid, 0};
+    struct data_options o = {.train = data_sources_of(r, &c->data.train),
+                             .n_train = c->data.train.n,
+                             .valid = &valid,
+                             .n_valid = c->data.valid[0] ? 1 : 0,
+                             .valid_fraction =
+                                     c->data.valid[0] ? 0 : c->data.valid_fraction,
+                             .tokenizer = tok_bytes(),
+                             .text_field = c->data.text_field,
+                             .seq_len = c->data.seq_len,
+                             .vocab = c->model.vocab,
+                             .seed = (uint64_t)c->train.seed,
+                             .shuffle = c->data.shuffle,
+                             .mask_documents = c->data.mask_documents};
+    return data_open(&o, &r->data, diag);
+}
+
+/* The samples of step `batch`: where the steps before it end. */
+static bool batch_range(void *arg, int64_t batch, int64_t *first, int64_t *n)
+{
+    const struct run *r = arg;
+    const struct config *c = r->config;
+    if (batch >= c->train.steps)
+        return false;
+    int64_t tokens = config_tokens_after(c, batch);
+    *first = tokens / c->data.seq_len - r->at.segment_sample;
+    *n = config_global_batch(c, tokens);
+    return true;
+}
+
+static enum status open_reader(struct run *r, struct diag *diag)
+{
+    uint64_t id;
+    TRY(data_fingerprint(r, &id, diag));
+    if (r->at.step > 0 && id != r->at.data_id) {
+        log_info("the training data changed since the checkpoint: a new data segment "
+                 "begins at sample %" PRId64,
+                 r->at.samples);
+        r->at.segment_sample = r->at.samples;
+    }
+    r->at.data_id = id;
+    struct reader_options o = {.data = r->data,
+                               .split = DATA_TRAIN,
+                               .seq_len = r->config->data.seq_len,
+                               .max_samples = config_global_batch_max(r->config),
+                               .n_slots = READER_SLOTS,
+                               .first_batch = r->at.step,
+                               .range = batch_range,
+                               .range_arg = r};
+    return reader_create(&o, &r->reader, diag);
+}
+
+enum status run_open(struct run *r, struct diag *diag)
+{
+    TRY(run_check_fit(r, diag));
+    TRY(open_data(r, diag));
+    TRY(ckpt_lock(r->config->checkpoint.dir, NULL, &r->lock, diag));
+    TRY(metrics_open(r->config->log.jsonl, &r->metrics, diag));
+    TRY(open_memory(r, diag));
+    TRY(run_state_begin(r, diag));
+    TRY(open_reader(r, diag));
+    TRY(exec_run(r->train[0].exec, CALL_SETUP, diag));
+    r->peak_flops = cpu_peak_flops(
+            r->pool, r->config->train.precision == PRECISION_BF16 ? DT_BF16 : DT_F32);
+    return ST_OK;
+}
+
+/* ------------------------------------------------------------------------- metrics */
+
+void run_metric(struct run *r, const char *kind, const struct metrics_field *fields,
+                size_t n)
+{
+    struct metrics_head head = {kind, r->at.step, r->at.tokens,
+                                run_now_s() - r->start_s};
+    struct diag diag = {0};
+    if (metrics_write(r->metrics, &head, fields, n, &diag) != ST_OK)
+        log_warn("metrics line lost: %s", diag.text);
+}
+
+static void event(struct run *r, const char *what)
+{
+    const struct metrics_field fields[] = {METRICS_TEXT("event", what)};
+    run_metric(r, "event", fields, ARRAY_LEN(fields));
+}
+
+/* ------------------------------------------------------------------------- a step */
+
+static void write_hyper(struct run *r, struct run_program *p, int64_t step, double lr,
+                        int64_t n_trained)
+{
+    const struct config_optimizer *o = &r->config->train.optimizer;
+    double t = (double)(step + 1);
+    float h[HYPER_COUNT];
+    h[HYPER_LR] = (float)lr;
+    h[HYPER_BETA1] = (float)o->betas[0];
+    h[HYPER_BETA2] = (float)o->betas[1];
+    h[HYPER_ONE_BETA1] = (float)(1.0 - o->betas[0]);
+    h[HYPER_ONE_BETA2] = (float)(1.0 - o->betas[1]);
+    h[HYPER_EPS] = (float)o->eps;
+    h[HYPER_DECAY] = (float)o->weight_decay;
+    h[HYPER_CORRECT1] = (float)(1.0 / (1.0 - pow(o->betas[0], t)));
+    h[HYPER_CORRECT2] = (float)(1.0 / (1.0 - pow(o->betas[1], t)));
+    h[HYPER_CLIP] = (float)o->clip;
+    h[HYPER_INV_TOKENS] = n_trained > 0 ? (float)(1.0 / (double)n_trained) : 0.0f;
+    exec_write(p->exec, p->low.hyper, 0, h);
+}
+
+/* Micro-batch `mb` of a program gets sequences from `at` on of the arrays. */
+static void write_inputs(struct run_program *p, uint32_t mb,
+                         const struct data_arrays *a, int64_t at)
+{
+    exec_write(p->exec, p->low.tokens, mb, a->tokens + at);
+    exec_write(p->exec, p->low.labels, mb, a->labels + at);
+    exec_write(p->exec, p->low.positions, mb, a->positions + at);
+    exec_write(p->exec, p->low.doc_start, mb, a->doc_starts + at);
+}
+
+struct step_result {
+    double loss, grad_norm, lr, step_s;
+    int64_t tokens;
+    double mfu;
+    bool ok;
+};
+
+static enum status run_step(struct run *r, struct step_result *out, struct diag *diag)
+{
+    const struct reader_batch *b;
+    double start = run_now_s();
+    TRY(reader_next(r->reader, &b, diag));
+    ASSERT(b && b->batch == r->at.step);
+    struct run_program *p = run_program_of(r, r->at.step);
+    int64_t micro_tokens = r->micro_batch * r->config->data.seq_len;
+    for (uint32_t mb = 0; mb < p->low.program.n_micro_batches; mb++)
+        write_inputs(p, mb, &b->arrays, mb * micro_tokens);
+    out->lr = lr_at_step(&r->config->train.optimizer, &r->config->train.schedule,
+                         r->config->train.steps, r->at.step);
+    write_hyper(r, p, r->at.step, out->lr, b->n_trained);
+    TRY(exec_run(p->exec, CALL_STEP, diag));
+    double loss_sum;
+    float norm;
+    int32_t ok;
+    exec_read(p->exec, p->low.loss_sum, 0, &loss_sum);
+    exec_read(p->exec, p->low.grad_norm, 0, &norm);
+    exec_read(p->exec, p->low.grad_ok, 0, &ok);
+    out->loss = b->n_trained > 0 ? loss_sum / (double)b->n_trained : 0.0;
+    out->grad_norm = (double)norm;
+    out->ok = ok != 0;
+    out->tokens = b->n_samples * r->config->data.seq_len;
+    out->step_s = run_now_s() - start;
+    out->mfu = p->model_flops / out->step_s / r->peak_flops;
+    r->at.step++;
+    r->at.samples += b->n_samples;
+    r->at.tokens += out->tokens;
+    r->train_s += out->step_s;
+    r->train_tokens += out->tokens;
+    r->last_loss = out->loss;
+    return ST_OK;
+}
+
+/* A gradient that is not finite was not applied: said, counted, and too many in a row
+ * stop the run. */
+static enum status check_finite(struct run *r, const struct step_result *s,
+                                struct diag *diag)
+{
+    if (s->ok && isfinite(s->loss)) {
+        r->skipped_in_a_row = 0;
+        return ST_OK;
+    }
+    r->skipped_in_a_row++;
+    log_warn("step %" PRId64 ": the gradient is not finite; its update was left out",
+             r->at.step);
+    event(r, "update skipped: gradient not finite");
+    if (r->skipped_in_a_row < SKIPPED_IN_A_ROW_MAX)
+        return ST_OK;
+    diag_set(diag, ST_DIVERGED,
+             "training diverged (step %" PRId64
+             "): %d updates in a row had gradients that "
+             "are not finite",
+             r->at.step, SKIPPED_IN_A_ROW_MAX);
+    diag_hint(diag, "a lower train.optimizer.lr, or a checkpoint from before: %s",
+              r->config->checkpoint.dir);
+    return ST_DIVERGED;
+}
+
+/* ------------------------------------------------------------------------ reports */
+
+static int64_t next_checkpoint(const struct run *r)
+{
+    int64_t every = r->config->checkpoint.every, steps = r->config->train.steps;
+    if (every == 0)
+        return steps;
+    return MIN((r->at.step / every + 1) * every, steps);
+}
+
+static void report_step(struct run *r, const struct step_result *s)
+{
+    const struct config *c = r->config;
+    double rate = (double)s->tokens / s->step_s;
+    bool due = r->at.step % c->log.every == 0 || r->at.step == c->train.steps ||
+               r->at.step == 1;
+    if (due || !s->ok) {
+        const struct metrics_field fields[] = {METRICS_F64("loss", s->loss),
+                                               METRICS_F64("grad_norm", s->grad_norm),
+                                               METRICS_F64("lr", s->lr),
+                                               METRICS_F64("step_s", s->step_s),
+                                               METRICS_F64("tokens_per_s", rate),
+                                               METRICS_F64("mfu", s->mfu)};
+        run_metric(r, "train", fields, ARRAY_LEN(fields));
+    }
+    if (!due && !progress_is_live())
+        return;
+    double mean_s = r->train_s / (double)r->train_tokens * (double)s->tokens;
+    struct progress_step p = {.step = r->at.step,
+                              .steps = c->train.steps,
+                              .loss = s->loss,
+                              .grad_norm = s->grad_norm,
+                              .lr = s->lr,
+                              .tokens_per_s = rate,
+                              .mfu = s->mfu,
+                              .eta_s = mean_s * (double)(c->train.steps - r->at.step),
+                              .next_ckpt_step = next_checkpoint(r)};
+    progress_show(&p);
+}
+
+/* --------------------------------------------------------------------- evaluation */
+
+struct eval_sum {
+    double loss;
+    int64_t tokens;
+};
+
+/* One micro-batch of `n` held-out sequences; the rest of the micro-batch is padding
+ * without labels. */
+static enum status eval_micro_batch(struct run *r, const struct data_arrays *a,
+                                    int64_t first, int64_t n, struct eval_sum *sum,
+                                    struct diag *diag)
+{
+    int64_t seq = r->config->data.seq_len, trained;
+    TRY(data_fetch(r->data, DATA_VALID, first, n, a, &trained, diag));
+    size_t pad = (size_t)((r->micro_batch - n) * seq) * sizeof(int32_t);
+    memset(a->tokens + n * seq, 0, pad);
+    memset(a->positions + n * seq, 0, pad);
+    memset(a->doc_starts + n * seq, 0, pad);
+    memset(a->labels + n * seq, 0xff, pad);
+    write_inputs(&r->eval, 0, a, 0);
+    TRY(exec_run(r->eval.exec, CALL_STEP, diag));
+    double loss;
+    exec_read(r->eval.exec, r->eval.low.loss_sum, 0, &loss);
+    sum->loss += loss;
+    sum->tokens += trained;
+    return ST_OK;
+}
+
+/* The same held-out sequences every time: the first of the split. */
+static enum status evaluate(struct run *r, struct diag *diag)
+{
+    const struct config *c = r->config;
+    int64_t total = MIN(c->train.eval_batches * config_global_batch_max(c),
+                        data_samples(r->data, DATA_VALID));
+    int64_t n = r->micro_batch * c->data.seq_len;
+    int32_t *host = mem_alloc((size_t)n * 4 * sizeof(*host));
+    struct data_arrays a = {host, host + n, host + 2 * n, host + 3 * n};
+    struct eval_sum sum = {0};
+    double start = run_now_s();
+    enum status st = ST_OK;
+    for (int64_t at = 0; st == ST_OK && at < total; at += r->micro_batch)
+        st = eval_micro_batch(r, &a, at, MIN(r->micro_batch, total - at), &sum, diag);
+    mem_free(host);
+    TRY(st);
+    r->last_eval_loss = sum.tokens > 0 ? sum.loss / (double)sum.tokens : 0.0;
+    const struct metrics_field fields[] = {METRICS_F64("loss", r->last_eval_loss),
+                                           METRICS_I64("eval_tokens", sum.tokens),
+                                           METRICS_F64("eval_s", run_now_s() - start)};
+    run_metric(r, "eval", fields, ARRAY_LEN(fields));
+    log_info("step %" PRId64 "/%" PRId64 "  held-out loss %.4f  (%" PRId64 " tokens)",
+             r->at.step, c->train.steps, r->last_eval_loss, sum.tokens);
+    return ST_OK;
+}
+
+static enum status maybe_evaluate(struct run *r, struct diag *diag)
+{
+    const struct config *c = r->config;
+    if (!r->has_eval)
+        return ST_OK;
+    bool due = c->train.eval_every > 0 && r->at.step % c->train.eval_every == 0;
+    return due || r->at.step == c->train.steps ? evaluate(r, diag) : ST_OK;
+}
+
+/* --------------------------------------------------------------------- the loop */
+
+/* A save that does not work never stops training: it is said once and tried again at the
+ * next one. At the end there is no next one. */
+static enum status save(struct run *r, bool last, struct diag *diag)
+{
+    if (r->last_saved_step == r->at.step)
+        return ST_OK;
+    enum status st = run_save(r, diag);
+    if (st == ST_OK) {
+        if (r->save_failed)
+            log_info("checkpoint saved again (step %" PRId64 ")", r->at.step);
+        r->save_failed = false;
+        return ST_OK;
+    }
+    if (last)
+        return st;
+    if (!r->save_failed)
+        log_warn("checkpoint of step %" PRId64 " not saved, training goes on: %s",
+                 r->at.step, diag->text);
+    r->save_failed = true;
+    event(r, "checkpoint not saved");
+    return ST_OK;
+}
+
+static enum status after_step(struct run *r, const struct step_result *s,
+                              struct diag *diag)
+{
+    TRY(check_finite(r, s, diag));
+    report_step(r, s);
+    TRY(maybe_evaluate(r, diag));
+    int64_t every = r->config->checkpoint.every;
+    if (every > 0 && r->at.step % every == 0 && r->at.step < r->config->train.steps)
+        TRY(save(r, false, diag));
+    return ST_OK;
+}
+
+static enum status stop(struct run *r, struct diag *diag)
+{
+    event(r, "stopped by a signal");
+    TRY(save(r, true, diag));
+    diag_set(diag, ST_STOPPED, "stopped by %s after step %" PRId64 "; saved in %s",
+             strsignal(signals_stop_requested()), r->at.step,
+             r->config->checkpoint.dir);
+    diag_hint(diag, "the same command goes on from there");
+    return ST_STOPPED;
+}
+
+static enum status steps(struct run *r, struct diag *diag)
+{
+    while (r->at.step < r->config->train.steps) {
+        if (signals_stop_requested())
+            return stop(r, diag);
+        struct step_result s;
+        TRY(run_step(r, &s, diag));
+        TRY(after_step(r, &s, diag));
+    }
+    return save(r, true, diag);
+}
+
+enum status run_train(struct run *r, struct diag *diag)
+{
+    progress_begin(r->args->quiet);
+    enum status st = steps(r, diag);
+    progress_end();
+    const struct metrics_field fields[] = {
+            METRICS_TEXT("status", status_name(st)), METRICS_F64("loss", r->last_loss),
+            METRICS_F64("tokens_per_s",
+                        r->train_s > 0 ? (double)r->train_tokens / r->train_s : 0.0)};
+    run_metric(r, "summary", fields, ARRAY_LEN(fields));
+    return st;
+}

@@ -1,0 +1,239 @@
+/* What a run tells people: banner, dry run, summary. */
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "cmd/progress.h"
+#include "cmd/run.h"
+#include "core/log.h"
+#include "core/op.h"
+#include "io/json.h"
+
+static const char *precision_name(const struct run *r)
+{
+    return r->config->train.precision == PRECISION_BF16 ? "bf16" : "fp32";
+}
+
+static const char *activations_name(enum memory_activations a)
+{
+    static const char *const names[] = {[ACTIVATIONS_KEEP] = "keep",
+                                        [ACTIVATIONS_SELECTIVE] = "selective",
+                                        [ACTIVATIONS_RECOMPUTE] = "recompute"};
+    ASSERT((size_t)a < ARRAY_LEN(names));
+    return names[a];
+}
+
+/* The program that needs most memory: the pool is as large as it wants. */
+static const struct mem_pool *largest_pool(const struct run *r)
+{
+    const struct mem_pool *best = &r->train[0].report.pool[POOL_DEVICE];
+    for (int i = 1; i < r->n_train; i++) {
+        const struct mem_pool *p = &r->train[i].report.pool[POOL_DEVICE];
+        if (p->top_bytes > best->top_bytes)
+            best = p;
+    }
+    return best;
+}
+
+static int64_t arena_bytes(const struct run *r)
+{
+    return r->train[0].low.program.pool_bytes[POOL_DEVICE];
+}
+
+static const char *peak_op_text(const struct run *r, char *buf, size_t n)
+{
+    const struct program *p = &r->train[0].low.program;
+    uint32_t id = r->train[0].report.pool[POOL_DEVICE].peak_op;
+    if (id == NONE_ID) {
+        snprintf(buf, n, "none");
+        return buf;
+    }
+    const struct prog_op *op = &p->ops.data[id];
+    const char *name = op_desc((enum op_kind)op->kind)->name;
+    if (op->layer >= 0)
+        snprintf(buf, n, "%s of layer %d (%s)", name, (int)op->layer,
+                 phase_name((enum op_phase)op->phase));
+    else
+        snprintf(buf, n, "%s (%s)", name, phase_name((enum op_phase)op->phase));
+    return buf;
+}
+
+static void add_model_line(const struct run *r, struct str *out)
+{
+    const struct config_model *m = &r->config->model;
+    char count[32];
+    str_printf(out,
+               "model       %" PRId64 " parameters (%s): %" PRId64
+               " layers, hidden %" PRId64 ", %" PRId64 " heads (%" PRId64
+               " key/value), ffn %" PRId64 ", vocab %" PRId64 "\n",
+               r->n_params, text_count((double)r->n_params, count, sizeof(count)),
+               m->layers, m->hidden, m->heads, m->kv_heads, m->ffn, m->vocab);
+}
+
+static void add_batch_line(const struct run *r, struct str *out)
+{
+    const struct config *c = r->config;
+    const struct run_program *p = &r->train[r->n_train - 1];
+    str_printf(out,
+               "step        %" PRId64 " tokens = %" PRId64 " sequences of %" PRId64
+               ", in %u micro-batches of %" PRId64 "; %" PRId64 " steps; %s\n",
+               p->global_batch * c->data.seq_len, p->global_batch, c->data.seq_len,
+               p->low.program.n_micro_batches, r->micro_batch, c->train.steps,
+               precision_name(r));
+}
+
+static void add_memory(const struct run *r, struct str *out)
+{
+    const struct mem_pool *pool = largest_pool(r);
+    char size[32], peak[96];
+    str_printf(out, "memory      %s in one arena, peak at %s, activations: %s",
+               text_bytes(arena_bytes(r), size, sizeof(size)),
+               peak_op_text(r, peak, sizeof(peak)), activations_name(r->activations));
+    if (r->train[0].low.n_recomputed)
+        str_printf(out, " (%u ops computed again)", r->train[0].low.n_recomputed);
+    str_addc(out, '\n');
+    for (int c = 0; c < SC_COUNT; c++)
+        if (pool->class_bytes[c] > 0)
+            str_printf(out, "  %-12s %12s\n", storage_class_name((enum storage_class)c),
+                       text_bytes(pool->class_bytes[c], size, sizeof(size)));
+    str_printf(out, "  %-12s %12s  beside the arena: packing buffers of the kernels\n",
+               "scratch", text_bytes(r->scratch_bytes, size, sizeof(size)));
+    str_printf(out, "  %-12s %12s  beside the arena: batches read ahead\n", "reader",
+               text_bytes(run_reader_bytes(r), size, sizeof(size)));
+}
+
+static void add_layout_line(const struct run *r, struct str *out)
+{
+    str_printf(out, "layout      one rank, %d compute threads on the CPU\n",
+               r->n_threads);
+}
+
+void run_print_banner(const struct run *r)
+{
+    struct str text = {0};
+    char rate[32];
+    add_model_line(r, &text);
+    add_batch_line(r, &text);
+    add_layout_line(r, &text);
+    add_memory(r, &text);
+    str_printf(
+            &text,
+            "peak        %sflop/s in %s, measured by a loop in registers; MFU = model "
+            "flops / seconds / peak\n",
+            text_count(r->peak_flops, rate, sizeof(rate)), precision_name(r));
+    str_printf(&text, "output      checkpoints in %s, metrics in %s",
+               r->config->checkpoint.dir, r->config->log.jsonl);
+    log_info("%s", str_get(&text));
+    str_free(&text);
+    if (r->resumed_from)
+        log_info("resumed     step %" PRId64 " of %" PRId64 " from %s", r->at.step,
+                 r->config->train.steps, r->resumed_from);
+}
+
+static void dry_run_json(const struct run *r, struct str *out)
+{
+    const struct mem_pool *pool = largest_pool(r);
+    char peak[96];
+    struct json_writer w = {.out = out, .indent = 2};
+    json_begin_object(&w);
+    json_key(&w, "parameters");
+    json_i64(&w, r->n_params);
+    json_key(&w, "tokens_per_step");
+    json_i64(&w, r->train[r->n_train - 1].global_batch * r->config->data.seq_len);
+    json_key(&w, "micro_batch");
+    json_i64(&w, r->micro_batch);
+    json_key(&w, "activations");
+    json_string(&w, activations_name(r->activations));
+    json_key(&w, "model_flops_per_step");
+    json_f64(&w, r->train[r->n_train - 1].model_flops);
+    json_key(&w, "ranks");
+    json_i64(&w, 1);
+    json_key(&w, "memory");
+    json_begin_object(&w);
+    json_key(&w, "arena_bytes");
+    json_i64(&w, arena_bytes(r));
+    json_key(&w, "lower_bound_bytes");
+    json_i64(&w, pool->bound_bytes);
+    json_key(&w, "scratch_bytes");
+    json_i64(&w, r->scratch_bytes);
+    json_key(&w, "reader_bytes");
+    json_i64(&w, run_reader_bytes(r));
+    json_key(&w, "peak_op");
+    json_string(&w, peak_op_text(r, peak, sizeof(peak)));
+    json_key(&w, "class_bytes");
+    json_begin_object(&w);
+    for (int c = 0; c < SC_COUNT; c++) {
+        json_key(&w, storage_class_name((enum storage_class)c));
+        json_i64(&w, pool->class_bytes[c]);
+    }
+    json_end_object(&w);
+    json_end_object(&w);
+    json_end_object(&w);
+    str_addc(out, '\n');
+}
+
+void run_print_dry_run(const struct run *r, bool json, struct str *out)
+{
+    if (json) {
+        dry_run_json(r, out);
+        return;
+    }
+    char flops[32];
+    add_model_line(r, out);
+    add_batch_line(r, out);
+    add_layout_line(r, out);
+    add_memory(r, out);
+    str_printf(out, "flops       %sflop of the model a step\n",
+               text_count(r->train[r->n_train - 1].model_flops, flops, sizeof(flops)));
+}
+
+/* Seconds by kind of op over all training programs, largest first. */
+static void add_times(const struct run *r, struct str *out)
+{
+    double s[OP_KIND_COUNT] = {0}, total = 0;
+    for (int i = 0; i < r->n_train; i++) {
+        const struct program *p = &r->train[i].low.program;
+        for (uint32_t o = 0; o < p->ops.n; o++) {
+            double seconds;
+            uint64_t runs;
+            exec_op_time(r->train[i].exec, o, &seconds, &runs);
+            s[p->ops.data[o].kind] += seconds;
+            total += seconds;
+        }
+    }
+    str_printf(out, "time by kind of op (%.1f s of %.1f s in steps)\n", total,
+               r->train_s);
+    for (;;) {
+        int best = 0;
+        for (int k = 1; k < OP_KIND_COUNT; k++)
+            if (s[k] > s[best])
+                best = k;
+        if (total <= 0 || s[best] <= 0.001 * total)
+            break;
+        str_printf(out, "  %-14s %8.2f s  %5.1f %%\n",
+                   op_desc((enum op_kind)best)->name, s[best], 100.0 * s[best] / total);
+        s[best] = 0;
+    }
+}
+
+void run_print_summary(const struct run *r, struct str *out)
+{
+    char took[32], rate[32];
+    double wall = run_now_s() - r->start_s;
+    str_printf(out, "done        step %" PRId64 " in %s", r->at.step,
+               progress_duration(wall, took, sizeof(took)));
+    if (r->train_s > 0)
+        str_printf(
+                out, ", %s tokens/s",
+                text_count((double)r->train_tokens / r->train_s, rate, sizeof(rate)));
+    str_printf(out, "; loss %.4f", r->last_loss);
+    if (r->has_eval)
+        str_printf(out, ", held-out loss %.4f", r->last_eval_loss);
+    struct reader_stats stats = reader_stats(r->reader);
+    str_printf(out,
+               "\ndata        %" PRId64 " of %" PRId64 " batches were waited for\n",
+               stats.n_waits, stats.n_batches);
+    if (r->args->verbose)
+        add_times(r, out);
+    str_printf(out, "next        angel ckpt inspect %s\n", r->config->checkpoint.dir);
+}

@@ -1,0 +1,320 @@
+/* Parameters and position of a run: initial values, checkpoints, resume. */
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "cmd/load_config.h"
+#include "cmd/run.h"
+#include "core/hash.h"
+#include "core/log.h"
+#include "io/json.h"
+
+#define TENSORS_PER_PARAM 3
+#define DATA_SEGMENTS_KEY "data"
+
+static struct exec *any_exec(const struct run *r)
+{
+    return r->train[0].exec;
+}
+
+static void *host_pointer(const struct run *r, uint32_t value)
+{
+    ASSERT(r->backend->ops->host_visible);
+    return exec_view(any_exec(r), value, 0).data;
+}
+
+/* The tensors of a checkpoint: every parameter's master and moments, in table order, all
+ * masters first. Owns nothing but the array. */
+static struct ckpt_tensor *state_tensors(const struct run *r, int64_t *n)
+{
+    static const enum ckpt_kind kinds[TENSORS_PER_PARAM] = {CKPT_WEIGHT, CKPT_EXP_AVG,
+                                                            CKPT_EXP_AVG_SQ};
+    const struct lowered *low = &r->train[0].low;
+    *n = (int64_t)r->model.n_params * TENSORS_PER_PARAM;
+    struct ckpt_tensor *t = mem_alloc((size_t)*n * sizeof(*t));
+    struct ckpt_tensor *at = t;
+    for (int k = 0; k < TENSORS_PER_PARAM; k++) {
+        for (uint32_t i = 0; i < r->model.n_params; i++, at++) {
+            const struct param *row = &r->model.params[i];
+            const struct lowered_param *p = &low->params[i];
+            const uint32_t value[TENSORS_PER_PARAM] = {p->master, p->exp_avg,
+                                                       p->exp_avg_sq};
+            *at = (struct ckpt_tensor){.name = row->name,
+                                       .kind = kinds[k],
+                                       .dtype = DT_F32,
+                                       .ndim = row->ndim,
+                                       .shape = {row->dim[0], row->dim[1]},
+                                       .split_axis = row->parallel_axis,
+                                       .data = host_pointer(r, value[k])};
+        }
+    }
+    return t;
+}
+
+/* ------------------------------------------------------------------- initial values */
+
+struct init_job {
+    const struct run *r;
+};
+
+/* Parameters are dealt to threads by number: each value depends on its own index alone. */
+static void init_share(void *arg, int thread, int n_threads)
+{
+    const struct run *r = ((struct init_job *)arg)->r;
+    for (uint32_t i = 0; i < r->model.n_params; i++) {
+        const struct param *row = &r->model.params[i];
+        int64_t begin, end;
+        pool_share(param_elems(row), 4, thread, n_threads, &begin, &end);
+        float *w = host_pointer(r, r->train[0].low.params[i].master);
+        param_init_values(row, (uint64_t)r->config->train.seed, begin, end - begin,
+                          w + begin);
+    }
+}
+
+static void init_random(struct run *r)
+{
+    struct init_job job = {r};
+    pool_run(r->pool, init_share, &job);
+}
+
+/* ------------------------------------------------------------------------ loading */
+
+/* Reads tensors [0, n) into place. */
+static enum status read_tensors(struct run *r, struct ckpt *ck,
+                                const struct ckpt_tensor *want, int64_t n,
+                                struct diag *diag)
+{
+    struct shard_crew *crew = shard_crew_create(r->pool);
+    enum status st = ckpt_match(ck, want, n, diag);
+    for (int64_t i = 0; st == ST_OK && i < n; i++)
+        st = ckpt_read_tensor(ck, want[i].kind, want[i].name, crew,
+                              (void *)(uintptr_t)want[i].data, diag);
+    shard_crew_destroy(crew);
+    return st;
+}
+
+/* `init: PATH`: weights alone; moments stay zero. */
+static enum status init_from(struct run *r, const char *path, struct diag *diag)
+{
+    struct ckpt *ck;
+    bool searched;
+    TRY(ckpt_open_any(path, &ck, &searched, diag));
+    int64_t n;
+    struct ckpt_tensor *want = state_tensors(r, &n);
+    enum status st = read_tensors(r, ck, want, (int64_t)r->model.n_params, diag);
+    if (st == ST_OK)
+        log_info("weights from %s", ckpt_get_info(ck)->path);
+    else
+        diag_context(diag, "init");
+    mem_free(want);
+    ckpt_close(ck);
+    return st;
+}
+
+static bool change_is_allowed(const struct cmd_args *args, const char *key)
+{
+    for (int i = 0; i < args->allow_changes.n; i++)
+        if (strcmp(args->allow_changes.items[i], key) == 0)
+            return true;
+    return false;
+}
+
+/* A resumed run must compute what the unbroken one would have: what changes the
+ * mathematics is refused unless it is allowed by name. */
+static enum status check_config(struct run *r, const char *saved_yaml,
+                                const char *where, struct diag *diag)
+{
+    struct config saved;
+    enum status st =
+            load_config_text(&saved, saved_yaml, strlen(saved_yaml), where, diag);
+    const struct opt_table *t = config_table();
+    uint32_t *rows = mem_alloc(t->n_rows * sizeof(*rows));
+    uint32_t n = st == ST_OK ? opt_diff(t, &saved, r->config, 0, rows) : 0;
+    for (uint32_t i = 0; st == ST_OK && i < n; i++) {
+        const struct opt *o = &t->rows[rows[i]];
+        struct str was = {0}, is = {0};
+        opt_print_value(o, &saved, &was);
+        opt_print_value(o, r->config, &is);
+        bool maths = o->flags & OPT_MATHS;
+        if (maths && !change_is_allowed(r->args, o->key)) {
+            st = diag_set(diag, ST_CONFIG,
+                          "%s changed since the checkpoint (%s): got %s, wanted %s",
+                          o->key, where, str_get(&is), str_get(&was));
+            diag_hint(diag,
+                      "to go on with the change: --allow-change %s; to start anew: "
+                      "checkpoint.resume=never and another checkpoint.dir",
+                      o->key);
+        } else if (maths || log_get_level() >= LOG_DEBUG) {
+            log_info("changed since the checkpoint: %s from %s to %s", o->key,
+                     str_get(&was), str_get(&is));
+        }
+        str_free(&was);
+        str_free(&is);
+    }
+    mem_free(rows);
+    config_free(&saved);
+    return st;
+}
+
+/* The run's position out of the checkpoint's state text. */
+static enum status read_state(struct run *r, const struct ckpt *ck, const char **yaml,
+                              struct diag *diag)
+{
+    const char *text = ckpt_state_json(ck), *where = ckpt_get_info(ck)->path;
+    struct json *state;
+    const struct json *data;
+    struct run_position at = {0};
+    TRY(json_parse(&r->arena, text, strlen(text), where, JSON_STRICT, &state, diag));
+    TRY(json_get_i64(state, "step", where, &at.step, diag));
+    TRY(json_get_i64(state, "tokens", where, &at.tokens, diag));
+    TRY(json_get_i64(state, "samples", where, &at.samples, diag));
+    TRY(json_get_object(state, DATA_SEGMENTS_KEY, where, &data, diag));
+    TRY(json_get_i64(data, "first_sample", where, &at.segment_sample, diag));
+    TRY(json_get_u64(data, "id", where, &at.data_id, diag));
+    TRY(json_get_string(state, "config", where, yaml, diag));
+    r->at = at;
+    return ST_OK;
+}
+
+static enum status resume_from(struct run *r, struct ckpt *ck, struct diag *diag)
+{
+    const char *yaml;
+    const char *where = arena_strdup(&r->arena, ckpt_get_info(ck)->path);
+    TRY(read_state(r, ck, &yaml, diag));
+    TRY(check_config(r, yaml, where, diag));
+    int64_t n;
+    struct ckpt_tensor *want = state_tensors(r, &n);
+    enum status st = read_tensors(r, ck, want, n, diag);
+    mem_free(want);
+    if (st == ST_OK) {
+        r->resumed_from = where;
+        r->last_saved_step = r->at.step;
+    }
+    return st;
+}
+
+/* The newest checkpoint that can be read; damaged ones are named and passed over. */
+static enum status resume_newest(struct run *r, bool *resumed, struct diag *diag)
+{
+    int64_t below = INT64_MAX;
+    *resumed = false;
+    for (;;) {
+        struct ckpt *ck;
+        enum status st = ckpt_open_newest(r->config->checkpoint.dir, below, &ck, diag);
+        if (st == ST_NOT_FOUND)
+            return ST_OK;
+        TRY(st);
+        below = ckpt_get_info(ck)->step;
+        st = resume_from(r, ck, diag);
+        ckpt_close(ck);
+        if (st == ST_OK)
+            *resumed = true;
+        if (st != ST_DATA)
+            return st;
+        log_warn("checkpoint of step %" PRId64 " passed over: %s", below, diag->text);
+        r->at = (struct run_position){0};
+    }
+}
+
+static enum status resume_named(struct run *r, const char *path, struct diag *diag)
+{
+    struct ckpt *ck;
+    bool searched;
+    TRY(ckpt_open_any(path, &ck, &searched, diag));
+    enum status st = resume_from(r, ck, diag);
+    ckpt_close(ck);
+    return st;
+}
+
+/* Sets parameters and position. A fresh run in a directory that has checkpoints would
+ * mix two runs: refused. */
+enum status run_state_begin(struct run *r, struct diag *diag)
+{
+    const char *resume = r->config->checkpoint.resume;
+    bool resumed = false;
+    r->last_saved_step = -1;
+    if (strcmp(resume, "never") == 0) {
+        struct ckpt *ck;
+        struct diag none = {0};
+        if (ckpt_open_newest(r->config->checkpoint.dir, INT64_MAX, &ck, &none) ==
+            ST_OK) {
+            int64_t step = ckpt_get_info(ck)->step;
+            ckpt_close(ck);
+            diag_set(
+                    diag, ST_CONFIG,
+                    "checkpoint.dir (%s): got a directory with checkpoints (step %" PRId64
+                    ") and checkpoint.resume=never, wanted an empty one",
+                    r->config->checkpoint.dir, step);
+            diag_hint(diag, "another checkpoint.dir, or checkpoint.resume=auto");
+            return ST_CONFIG;
+        }
+    } else if (strcmp(resume, "auto") == 0) {
+        TRY(resume_newest(r, &resumed, diag));
+    } else {
+        TRY(resume_named(r, resume, diag));
+        resumed = true;
+    }
+    if (resumed)
+        return ST_OK;
+    init_random(r);
+    return r->config->init[0] ? init_from(r, r->config->init, diag) : ST_OK;
+}
+
+/* ------------------------------------------------------------------------- saving */
+
+static void state_text(const struct run *r, struct str *out)
+{
+    struct str yaml = {0};
+    config_print(r->config, &yaml);
+    struct json_writer w = {.out = out, .indent = 2};
+    json_begin_object(&w);
+    json_key(&w, "step");
+    json_i64(&w, r->at.step);
+    json_key(&w, "tokens");
+    json_i64(&w, r->at.tokens);
+    json_key(&w, "samples");
+    json_i64(&w, r->at.samples);
+    json_key(&w, "attempt");
+    json_i64(&w, metrics_attempt(r->metrics));
+    json_key(&w, DATA_SEGMENTS_KEY);
+    json_begin_object(&w);
+    json_key(&w, "first_sample");
+    json_i64(&w, r->at.segment_sample);
+    json_key(&w, "id");
+    json_u64(&w, r->at.data_id);
+    json_end_object(&w);
+    json_key(&w, "config");
+    json_string(&w, str_get(&yaml));
+    json_end_object(&w);
+    str_free(&yaml);
+}
+
+enum status run_save(struct run *r, struct diag *diag)
+{
+    struct str state = {0};
+    state_text(r, &state);
+    int64_t n;
+    struct ckpt_tensor *tensors = state_tensors(r, &n);
+    struct ckpt_save save = {.dir = r->config->checkpoint.dir,
+                             .step = r->at.step,
+                             .tensors = tensors,
+                             .n_tensors = n,
+                             .state_json = str_get(&state),
+                             .tool = "angel",
+                             .keep = (int)r->config->checkpoint.keep,
+                             .pool = r->pool};
+    struct ckpt_saved saved;
+    double start = run_now_s();
+    enum status st = ckpt_write(&save, &saved, diag);
+    mem_free(tensors);
+    str_free(&state);
+    TRY(st);
+    r->last_saved_step = r->at.step;
+    const struct metrics_field fields[] = {
+            METRICS_F64("save_s", run_now_s() - start),
+            METRICS_I64("bytes", saved.file_bytes),
+            METRICS_F64("ratio",
+                        (double)saved.file_bytes / (double)MAX(saved.raw_bytes, 1))};
+    run_metric(r, "ckpt", fields, ARRAY_LEN(fields));
+    return ST_OK;
+}

@@ -1,0 +1,19 @@
+/* The tuned element-wise, norm, loss and optimizer kernels for any processor. */
+#include "core/hyper.h"
+#include "kernels/cpu/cpu_table.h"
+#include "kernels/cpu/tuned.h"
+
+#define TUNED_ISA     0
+#define TUNED_NAME(n) n "_portable"
+#define TUNED_FUSED   0
+#define TUNED_TABLE   tuned_portable_table
+
+#include "kernels/cpu/tuned_pointwise.inc"
+
+#include "kernels/cpu/tuned_norm.inc"
+
+#include "kernels/cpu/tuned_tokens.inc"
+
+#include "kernels/cpu/tuned_optim.inc"
+
+#include "kernels/cpu/tuned_rows.inc"

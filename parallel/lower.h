@@ -1,0 +1,61 @@
+/* Lowering: from a model and one rank's place to the program of its step.
+ *
+ * The program has these segments: "setup" (constants; copies of the weights in the
+ * compute dtype), "zero" (gradient accumulators), "forward", "backward", "optimizer" (for
+ * training) or "eval" (forward only). Persistent storages are declared first and in the
+ * same order by every program of a run, so that they share one arena.
+ */
+#ifndef PARALLEL_LOWER_H
+#define PARALLEL_LOWER_H
+
+#include "core/model.h"
+#include "core/program.h"
+
+enum lower_purpose {
+    LOWER_TRAIN,     /* forward, backward, optimizer */
+    LOWER_GRADIENTS, /* forward and backward, gradients left in their accumulators */
+    LOWER_EVAL,      /* forward, summed loss */
+};
+
+struct lower_options {
+    enum lower_purpose purpose;
+    enum dtype
+            compute; /* DT_F32, DT_BF16; DT_F64 (LOWER_GRADIENTS, LOWER_EVAL: tests) */
+    int64_t sequences; /* of one micro-batch */
+    int64_t seq_len;
+    uint32_t n_micro_batches;
+    enum memory_activations activations;
+    struct config_optimizer optimizer; /* which parameters decay */
+};
+
+/* Values of one parameter. In f32 training the master is the weight itself. */
+struct lowered_param {
+    uint32_t weight;              /* what the model computes with */
+    uint32_t master;              /* f32 */
+    uint32_t exp_avg, exp_avg_sq; /* f32; NONE_ID without an optimizer */
+    uint32_t grad;                /* accumulator, all uses of the parameter summed */
+};
+
+struct lowered {
+    struct program program;       /* sealed; not packed */
+    const struct model *model;    /* borrowed */
+    struct lowered_param *params; /* [model->n_params] */
+    uint32_t tokens, labels, positions,
+            doc_start;     /* i32[T], one copy per micro-batch */
+    uint32_t hyper;        /* f32[HYPER_COUNT] */
+    uint32_t loss_sum;     /* f64[1]: summed token losses of the global batch */
+    uint32_t grad_norm;    /* f32[1], before clipping; NONE_ID unless training */
+    uint32_t grad_ok;      /* i32[1]: 0 when the norm was not finite (update skipped) */
+    uint32_t n_recomputed; /* ops that memory.activations added */
+};
+
+/* in: activations must be settled (not auto). errors: ST_CONFIG when sizes overflow. */
+MUST_CHECK enum status lower_model(const struct model *m, const struct lower_options *o,
+                                   struct lowered *out, struct diag *diag);
+void lowered_free(struct lowered *l);
+
+/* Model flops of one step of the program: products and attention of the forward pass
+ * once and of the backward pass twice, never recompute. */
+double lowered_model_flops(const struct lowered *l);
+
+#endif
