@@ -1,7 +1,7 @@
-/* Sixteen floats as one register, for AVX-512, AVX2 or any other processor: the tuned
- * kernels are written once with these and compiled for each instruction set. Lane sums
- * are in a fixed order, so AVX-512 and AVX2 (which both fuse multiply-add) give the same
- * bits; the portable form rounds the product and differs in the last place.
+/* Sixteen floats as one register, for AVX-512 or AVX2: the tuned kernels are written
+ * once with these and compiled for each instruction set. Lane sums are in a fixed order,
+ * so both give the same bits. Other processors use the reference kernels: beside the
+ * products their share of a step is small there.
  *
  * Loads and stores take element index i of an array of dtype t (f32 or bf16) and the
  * number k of lanes in use, 1..16; unused lanes are zero. With constants for t and k the
@@ -27,7 +27,7 @@
 #elif defined(__AVX2__) && defined(__FMA__)
 #include "kernels/cpu/simd16_avx2.inc"
 #else
-#include "kernels/cpu/simd16_portable.inc"
+#error "these kernels are written for AVX2 and AVX-512; others use the reference"
 #endif
 
 /* The sum (largest) of all lanes: halves are folded 8, 4, 2, 1 lanes apart. */

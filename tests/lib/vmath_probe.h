@@ -15,6 +15,5 @@ struct vmath_probe {
 
 extern const struct vmath_probe vmath_probe_avx512;
 extern const struct vmath_probe vmath_probe_avx2;
-extern const struct vmath_probe vmath_probe_portable;
 
 #endif

@@ -18,7 +18,7 @@
 #define MIN_NORMAL 0x1p-126
 
 static const struct vmath_probe *const probes[] = {
-        &vmath_probe_avx512, &vmath_probe_avx2, &vmath_probe_portable};
+        &vmath_probe_avx512, &vmath_probe_avx2};
 
 static double sigmoid(double x)
 {
