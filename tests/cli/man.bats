@@ -91,7 +91,7 @@ $(help_options help "$c")")
         sed 's/^[^a-z]//' | sort -u); do
         case $key in
         # Answered with exit status 69, and said to be so; files.
-        model.moe | memory.disk | log.tensorboard | *.h) continue ;;
+        model.moe | memory.disk | log.tensorboard | *.[ch]) continue ;;
         esac
         grep -q "^${key//./\\.}\(\.\|\$\)" <<<"$known" || {
             echo "no such key: $key"
