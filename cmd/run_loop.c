@@ -130,8 +130,11 @@ enum status run_open(struct run *r, struct diag *diag)
     TRY(run_state_begin(r, diag));
     TRY(open_reader(r, diag));
     TRY(exec_run(r->train[0].exec, CALL_SETUP, diag));
-    r->peak_flops = cpu_peak_flops(
-            r->pool, r->config->train.precision == PRECISION_BF16 ? DT_BF16 : DT_F32);
+    r->peak_flops = r->hooks ? r->hooks->peak_flops : 0;
+    if (r->peak_flops == 0)
+        r->peak_flops = cpu_peak_flops(
+                r->pool,
+                r->config->train.precision == PRECISION_BF16 ? DT_BF16 : DT_F32);
     return ST_OK;
 }
 
