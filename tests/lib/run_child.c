@@ -6,6 +6,7 @@
 #include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -13,9 +14,16 @@
 #include <cmocka.h>
 
 #include "core/log.h"
+#include "core/opt.h"
 #include "core/rng.h"
 #include "io/ckpt_format.h"
 #include "io/file.h"
+
+void child_use_memory(void)
+{
+    if (!opt_env("TMPDIR") && access("/dev/shm", W_OK | X_OK) == 0)
+        setenv("TMPDIR", "/dev/shm", 1);
+}
 
 const char *child_corpus(struct tmp *t, const char *name, uint64_t seed, int64_t bytes)
 {

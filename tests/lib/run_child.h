@@ -20,6 +20,10 @@ struct child {
     void *prepare_arg;
 };
 
+/* Puts the folders of tests into memory, where that is possible and TMPDIR is not set:
+ * many saves, each flushed, take long on a disk. */
+void child_use_memory(void);
+
 /* Text of `bytes` bytes, the same for the same seed, in a file of the folder. */
 const char *child_corpus(struct tmp *t, const char *name, uint64_t seed, int64_t bytes);
 

@@ -147,6 +147,7 @@ static void test_stop_every_step(void **state)
 
 int main(void)
 {
+    child_use_memory();
     const struct CMUnitTest tests[] = {
             TEST(test_every_step),
             TEST(test_every_step_ramp),
