@@ -14,7 +14,7 @@ struct table_entry {
 static const struct table_entry tables[] = {
         {&kernels_gemm, false},         {&kernels_attention, false},
         {&tuned_avx512_table, false},   {&tuned_avx2_table, false},
-        {&tuned_portable_table, false}, {&ref_product_table, true},
+        {&ref_product_table, true},
         {&ref_norm_table, true},        {&ref_attention_table, true},
         {&ref_pointwise_table, true},   {&ref_embed_table, true},
         {&ref_loss_table, true},        {&ref_optim_table, true},
