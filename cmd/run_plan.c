@@ -261,5 +261,6 @@ void run_close(struct run *r)
     metrics_close(r->metrics);
     if (r->lock)
         ckpt_unlock(r->lock);
+    guard_free(&r->guard);
     arena_release(&r->arena);
 }

@@ -35,6 +35,8 @@ static const struct opt_choice precision_choices[] = {
 static const struct opt_choice optimizer_choices[] = {{"adamw", NULL}, {0}};
 static const struct opt_choice schedule_choices[] = {
         {"cosine", NULL}, {"linear", NULL}, {"constant", NULL}, {"wsd", NULL}, {0}};
+static const struct opt_choice nonfinite_choices[] = {
+        {"skip", NULL}, {"stop", NULL}, {0}};
 static const struct opt_choice activations_choices[] = {
         {"keep", NULL},
         {"selective", NULL},

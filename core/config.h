@@ -119,6 +119,10 @@ enum train_precision {
 enum optimizer_type {
     OPTIMIZER_ADAMW
 };
+enum nonfinite_policy {
+    NONFINITE_SKIP,
+    NONFINITE_STOP
+};
 enum schedule_type {
     SCHEDULE_COSINE,
     SCHEDULE_LINEAR,
@@ -152,6 +156,8 @@ struct config_train {
     enum train_precision precision;
     struct config_optimizer optimizer;
     struct config_schedule schedule;
+    enum nonfinite_policy nonfinite;
+    double spike_z;     /* standard deviations; 0 = off */
     int64_t eval_every; /* steps; 0 = never */
     int64_t eval_batches;
     int64_t threads; /* 0 = every processor this process may use */
