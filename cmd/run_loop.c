@@ -208,8 +208,9 @@ static enum guard_reason reason_of(const struct run *r, const struct step_result
 {
     if (!isfinite(s->loss) || !isfinite(s->grad_norm))
         return GUARD_NONFINITE;
-    double limit = guard_limit(&r->guard.norm, r->config->train.spike_z);
-    return (float)s->grad_norm > (float)limit ? GUARD_NORM_SPIKE : GUARD_LOSS_SPIKE;
+    float limit = (float)guard_limit(&r->guard.norm, r->config->train.spike_z);
+    return limit > 0 && (float)s->grad_norm > limit ? GUARD_NORM_SPIKE
+                                                    : GUARD_LOSS_SPIKE;
 }
 
 /* Computes the step whose batch and numbers are written. */
