@@ -123,7 +123,8 @@ enum status run_open(struct run *r, struct diag *diag)
 {
     TRY(run_check_fit(r, diag));
     TRY(open_data(r, diag));
-    TRY(ckpt_lock(r->config->checkpoint.dir, NULL, &r->lock, diag));
+    TRY(ckpt_lock(r->config->checkpoint.dir, r->hooks ? r->hooks->durable : NULL,
+                  &r->lock, diag));
     TRY(run_probe_output(r, diag));
     TRY(metrics_open(r->config->log.jsonl, &r->metrics, diag));
     TRY(open_memory(r, diag));
