@@ -8,6 +8,7 @@
 #include "core/log.h"
 #include "core/opt.h"
 #include "core/vec.h"
+#include "io/file.h"
 
 /* Prints what was asked for instead of training. True when that was all. */
 static bool print_only(const struct run *r, const struct cmd_args *args,
@@ -25,11 +26,27 @@ static bool print_only(const struct run *r, const struct cmd_args *args,
     return args->dump_program || args->dry_run;
 }
 
+/* A dry run does not open the data, but says what is not there. */
+static void warn_missing(const char *key, const char *path)
+{
+    if (path[0] && !file_exists(path))
+        log_warn("%s: no such file or folder: %s", key, path);
+}
+
+static void warn_missing_data(const struct config *c)
+{
+    for (int64_t i = 0; i < c->data.train.n; i++)
+        warn_missing("data.train", c->data.train.items[i].path);
+    warn_missing("data.valid", c->data.valid);
+    warn_missing("init", c->init);
+}
+
 /* A dry run tells of machines other than this one too: only a limit that was asked for
  * makes it end with the status of what does not fit. */
 static enum status dry_run_fit(const struct run *r, struct diag *diag)
 {
     struct diag fit = {0};
+    warn_missing_data(r->config);
     enum status st = run_check_fit(r, &fit);
     if (st == ST_OK || r->device_limit_given) {
         *diag = fit;
@@ -66,7 +83,7 @@ static enum status pretrain(struct config *config, struct cmd_args *args,
     } else if (st == ST_OK) {
         st = train(&r, diag);
         if (st == ST_OK && r.train_tokens > 0 && !args->quiet)
-            run_print_summary(&r, out);
+            run_print_summary(&r, args->json, out);
     }
     run_close(&r);
     return st;

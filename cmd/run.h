@@ -37,6 +37,12 @@ struct run_position {
     uint64_t data_id;       /* fingerprint of sources, weights, order */
 };
 
+/* Where reading ahead stands; the reader's thread alone touches it. */
+struct run_ahead {
+    int64_t samples;
+    int64_t tokens;
+};
+
 struct run;
 
 /* What a test looks at and meddles with; NULL members, and no hooks at all, in a run. */
@@ -71,6 +77,7 @@ struct run {
 
     struct data *data;
     struct reader *reader;
+    struct run_ahead ahead;
     struct metrics *metrics;
     struct ckpt_lock *lock;
     struct run_position at;
@@ -102,8 +109,8 @@ MUST_CHECK enum status run_check_fit(const struct run *r, struct diag *diag);
 /* Bytes outside the arenas. */
 int64_t run_reader_bytes(const struct run *r);
 
-/* The program whose global batch step `step` has. */
-struct run_program *run_program_of(struct run *r, int64_t step);
+/* The program of the next step: the one with its global batch. */
+struct run_program *run_program_next(struct run *r);
 
 /* Obtains memory, opens data and the checkpoint directory, and sets parameters: from the
  * newest valid checkpoint, from `init`, or at random. */
@@ -139,6 +146,6 @@ void run_metric(struct run *r, const char *kind, const struct metrics_field *fie
 /* Text for people. */
 void run_print_banner(const struct run *r);
 void run_print_dry_run(const struct run *r, bool json, struct str *out);
-void run_print_summary(const struct run *r, struct str *out);
+void run_print_summary(const struct run *r, bool json, struct str *out);
 
 #endif

@@ -84,16 +84,18 @@ static enum status open_data(struct run *r, struct diag *diag)
     return data_open(&o, &r->data, diag);
 }
 
-/* The samples of step `batch`: where the steps before it end. */
+/* The samples of step `batch`. Called step by step, from where the run stands: what it
+ * trained on before may have had other batch sizes. */
 static bool batch_range(void *arg, int64_t batch, int64_t *first, int64_t *n)
 {
-    const struct run *r = arg;
+    struct run *r = arg;
     const struct config *c = r->config;
     if (batch >= c->train.steps)
         return false;
-    int64_t tokens = config_tokens_after(c, batch);
-    *first = tokens / c->data.seq_len - r->at.segment_sample;
-    *n = config_global_batch(c, tokens);
+    *first = r->ahead.samples - r->at.segment_sample;
+    *n = config_global_batch(c, r->ahead.tokens);
+    r->ahead.samples += *n;
+    r->ahead.tokens += *n * c->data.seq_len;
     return true;
 }
 
@@ -108,6 +110,7 @@ static enum status open_reader(struct run *r, struct diag *diag)
         r->at.segment_sample = r->at.samples;
     }
     r->at.data_id = id;
+    r->ahead = (struct run_ahead){r->at.samples, r->at.tokens};
     struct reader_options o = {.data = r->data,
                                .split = DATA_TRAIN,
                                .seq_len = r->config->data.seq_len,
@@ -122,6 +125,10 @@ static enum status open_reader(struct run *r, struct diag *diag)
 enum status run_open(struct run *r, struct diag *diag)
 {
     TRY(run_check_fit(r, diag));
+    if (r->config->init[0] && !file_exists(r->config->init))
+        return diag_set(diag, ST_NOT_FOUND,
+                        "init: no such checkpoint: got %s, wanted one that exists",
+                        r->config->init);
     TRY(open_data(r, diag));
     TRY(ckpt_lock(r->config->checkpoint.dir, r->hooks ? r->hooks->durable : NULL,
                   &r->lock, diag));
@@ -272,7 +279,7 @@ static enum status run_step(struct run *r, struct step_result *out, struct diag 
     double start = run_now_s();
     TRY(reader_next(r->reader, &b, diag));
     ASSERT(b && b->batch == r->at.step);
-    struct run_program *p = run_program_of(r, r->at.step);
+    struct run_program *p = run_program_next(r);
     int64_t micro_tokens = r->micro_batch * r->config->data.seq_len;
     for (uint32_t mb = 0; mb < p->low.program.n_micro_batches; mb++)
         write_inputs(p, mb, &b->arrays, mb * micro_tokens);

@@ -235,9 +235,9 @@ enum status run_check_fit(const struct run *r, struct diag *diag)
     return ST_NO_FIT;
 }
 
-struct run_program *run_program_of(struct run *r, int64_t step)
+struct run_program *run_program_next(struct run *r)
 {
-    int64_t b = config_global_batch(r->config, config_tokens_after(r->config, step));
+    int64_t b = config_global_batch(r->config, r->at.tokens);
     for (int i = 0; i < r->n_train; i++)
         if (r->train[i].global_batch == b)
             return &r->train[i];

@@ -77,7 +77,7 @@ struct config_model {
 
 struct config_source {
     const char *path;
-    double weight; /* relative to the other sources; > 0 */
+    double weight; /* share of the samples; 0: none given, in proportion to its size */
 };
 
 struct config_sources {
