@@ -182,6 +182,12 @@ VF_INLINE struct vd vd_add_square(struct vd acc, struct vf x)
                        _mm512_fmadd_pd(hi, hi, acc.hi)};
 }
 
+VF_INLINE struct vd vd_add(struct vd acc, struct vf x)
+{
+    return (struct vd){_mm512_add_pd(acc.lo, _mm512_cvtps_pd(vf_low_(x))),
+                       _mm512_add_pd(acc.hi, _mm512_cvtps_pd(vf_high_(x)))};
+}
+
 VF_INLINE void vd_store(double *out, struct vd x)
 {
     _mm512_storeu_pd(out, x.lo);
@@ -380,6 +386,16 @@ VF_INLINE struct vd vd_add_square(struct vd acc, struct vf x)
              _mm256_fmadd_pd(c, c, acc.v[2]), _mm256_fmadd_pd(d, d, acc.v[3])}};
 }
 
+VF_INLINE struct vd vd_add(struct vd acc, struct vf x)
+{
+    __m256d a = _mm256_cvtps_pd(_mm256_castps256_ps128(x.lo));
+    __m256d b = _mm256_cvtps_pd(_mm256_extractf128_ps(x.lo, 1));
+    __m256d c = _mm256_cvtps_pd(_mm256_castps256_ps128(x.hi));
+    __m256d d = _mm256_cvtps_pd(_mm256_extractf128_ps(x.hi, 1));
+    return (struct vd){{_mm256_add_pd(acc.v[0], a), _mm256_add_pd(acc.v[1], b),
+                        _mm256_add_pd(acc.v[2], c), _mm256_add_pd(acc.v[3], d)}};
+}
+
 VF_INLINE void vd_store(double *out, struct vd x)
 {
     for (int i = 0; i < 4; i++)
@@ -534,6 +550,13 @@ VF_INLINE struct vd vd_add_square(struct vd acc, struct vf x)
 {
     for (int j = 0; j < VF_LANES; j++)
         acc.v[j] += (double)x.v[j] * (double)x.v[j];
+    return acc;
+}
+
+VF_INLINE struct vd vd_add(struct vd acc, struct vf x)
+{
+    for (int j = 0; j < VF_LANES; j++)
+        acc.v[j] += (double)x.v[j];
     return acc;
 }
 

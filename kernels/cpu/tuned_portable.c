@@ -1,5 +1,6 @@
 /* The tuned element-wise, norm, loss and optimizer kernels for any processor. */
 #include "core/hyper.h"
+#include "core/stats.h"
 #include "kernels/cpu/cpu_table.h"
 #include "kernels/cpu/tuned.h"
 
@@ -15,5 +16,7 @@
 #include "kernels/cpu/tuned_tokens.inc"
 
 #include "kernels/cpu/tuned_optim.inc"
+
+#include "kernels/cpu/tuned_stats.inc"
 
 #include "kernels/cpu/tuned_rows.inc"
