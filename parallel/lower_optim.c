@@ -24,7 +24,7 @@ static void emit_clip(struct lowering *l)
     struct op_args a = op_args_init(OP_CLIP, PHASE_OPTIM, -1);
     op_args_in(&a, l->norm_partials);
     op_args_in(&a, l->out->hyper);
-    a.out[0] = l->clip_scale;
+    a.out[0] = l->out->clip_scale;
     a.out[1] = l->out->grad_norm;
     a.out[2] = l->out->grad_ok;
     program_op(l->p, &a);
@@ -40,7 +40,7 @@ static void emit_adamw(struct lowering *l, uint32_t i)
     op_args_in(&a, p->exp_avg);
     op_args_in(&a, p->exp_avg_sq);
     op_args_in(&a, p->grad);
-    op_args_in(&a, l->clip_scale);
+    op_args_in(&a, l->out->clip_scale);
     op_args_in(&a, l->out->hyper);
     op_args_attr_i(&a, ATTR_DECAY, param_decays(row, &l->o->optimizer));
     a.out[0] = p->master;
