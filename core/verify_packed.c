@@ -240,7 +240,8 @@ static enum status replay_instance(struct replay *r, uint32_t i)
         TRY(access(r, op_in(p, op, k), i, false));
     for (int k = 0; k < op->n_out; k++)
         TRY(access(r, op_out(p, op, k), i, true));
-    for (int k = 0; k < op->n_in; k++) /* no output took an input's bytes */
+    for (int k = 0; k < op->n_in + op->n_out;
+         k++) /* nothing took another one's bytes */
         TRY(access(r, op_in(p, op, k), i, false));
     return ST_OK;
 }

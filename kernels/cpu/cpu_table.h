@@ -17,7 +17,6 @@ extern const struct kernel_table ref_stats_table;
 /* Tuned kernels of everything but products and attention, by instruction set. */
 extern const struct kernel_table tuned_avx512_table;
 extern const struct kernel_table tuned_avx2_table;
-extern const struct kernel_table tuned_portable_table;
 
 /* The first row that takes the launch's operands on a machine with the instruction sets
  * `isa` (bits of enum cpu_isa), or NULL. reference_only: tuned rows are passed over.

@@ -14,7 +14,7 @@ enum pack_kind {
 
 LANE_INLINE __mmask16 pack_mask(int64_t n)
 {
-    return n >= 16 ? (__mmask16)0xffff : (__mmask16)((1u << n) - 1);
+    return (__mmask16)(n >= 16 ? 0xffffu : (1u << n) - 1);
 }
 
 /* Up to 16 steps of one row whose inner dimension is contiguous; `k` elements remain. */

@@ -1,8 +1,7 @@
 /* What the tuned kernels share; each tuned_<isa>.c includes the bodies (tuned_*.inc) once
  * and exports their rows. Before that it defines
  *   TUNED_ISA     the bits of enum cpu_isa that the rows need
- *   TUNED_NAME(n) the name of a row, e.g. n "_avx512"
- *   TUNED_FUSED   1 when vf_fma rounds once, as AdamW's exact arithmetic asks */
+ *   TUNED_NAME(n) the name of a row, e.g. n "_avx512" */
 #ifndef KERNELS_CPU_TUNED_H
 #define KERNELS_CPU_TUNED_H
 

@@ -6,7 +6,6 @@
 
 #define TUNED_ISA     ISA_AVX2
 #define TUNED_NAME(n) n "_avx2"
-#define TUNED_FUSED   1
 #define TUNED_TABLE   tuned_avx2_table
 
 #include "kernels/cpu/tuned_pointwise.inc"

@@ -6,7 +6,6 @@
 
 #define TUNED_ISA     ISA_AVX512
 #define TUNED_NAME(n) n "_avx512"
-#define TUNED_FUSED   1
 #define TUNED_TABLE   tuned_avx512_table
 
 #include "kernels/cpu/tuned_pointwise.inc"

@@ -1,7 +1,7 @@
 /* exp, tanh and the normal distribution for sixteen floats. The polynomials are weighted
  * minimax fits to the functions in double, rounded to float; t_vmath prints the largest
- * error of each against the C library (about one unit in the last place, two for the
- * tails of the distribution). */
+ * error of each against the C library (one to two units in the last place, four in the
+ * tail of the distribution). */
 #ifndef KERNELS_CPU_VMATH_H
 #define KERNELS_CPU_VMATH_H
 
@@ -52,19 +52,21 @@ VF_INLINE struct vf vf_sigmoid(struct vf x, struct vf *other)
     return s;
 }
 
-/* The normal distribution function: half of erfc(z), z = |x|/sqrt 2, or one minus it,
- * with erfc(z) = e^(-z^2) g(s) / (1 + 2z), s = (z - 3)/(z + 3). *density is the normal
- * density times sqrt(2 pi), e^(-x^2/2). */
+/* The normal distribution function: near zero 0.5 + x q(x^2); elsewhere half of erfc(z),
+ * z = |x|/sqrt 2, or one minus it, with erfc(z) = e^(-z^2) g(s) / (1 + 2z),
+ * s = (z - 3)/(z + 3). *density is the normal density times sqrt(2 pi), e^(-x^2/2). */
 VF_INLINE struct vf vf_normal(struct vf x, struct vf *density)
 {
     static const float g[] = {1.253008f,       -0.13562115f,   -0.04756241f,
                               0.12964644f,     -0.119270794f,  0.06829575f,
                               -0.023798538f,   0.0025665616f,  0.0020033522f,
                               -0.00077511923f, -0.00026718012f};
+    static const float q[] = {0.3989423f,   -0.06649036f,   0.009973323f,
+                              -0.00118633f, 0.00011348637f, -7.654207e-06f};
     struct vf a = vf_min(vf_set1(20.0f), vf_abs(x));
     /* x^2/2 with its rounding error, which e^.. would magnify. */
     struct vf half = vf_mul(a, vf_set1(0.5f)), sq = vf_mul(half, a);
-    struct vf lost = vf_fma(half, a, vf_sub(vf_set1(0), sq));
+    struct vf lost = vf_mul_rest(half, a, sq);
     struct vf e = vf_exp(vf_sub(vf_set1(0), sq));
     e = vf_fnma(e, lost, e);
     *density = e;
@@ -72,7 +74,9 @@ VF_INLINE struct vf vf_normal(struct vf x, struct vf *density)
     struct vf s = vf_div(vf_sub(z, vf_set1(3)), vf_add(z, vf_set1(3)));
     struct vf tail = vf_div(vf_poly(s, g, 11), vf_fma(z, vf_set1(2), vf_set1(1)));
     tail = vf_mul(vf_mul(tail, vf_set1(0.5f)), e);
-    return vf_select_lt(x, vf_set1(0), tail, vf_sub(vf_set1(1), tail));
+    struct vf far = vf_select_lt(x, vf_set1(0), tail, vf_sub(vf_set1(1), tail));
+    struct vf near = vf_fma(x, vf_poly(vf_mul(x, x), q, 6), vf_set1(0.5f));
+    return vf_select_lt(a, vf_set1(1), near, far);
 }
 
 #endif

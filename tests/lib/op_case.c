@@ -2,6 +2,7 @@
 
 #include <math.h>
 #include <string.h>
+#include <time.h>
 
 #include "core/arena.h"
 #include "core/hyper.h"
@@ -316,6 +317,48 @@ struct op_result op_case_run(const struct op_case *c, const struct kernel_row *r
         guarded_free(&before[i]);
     }
     return r;
+}
+
+static double now_s(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+static double view_bytes(const struct view *v)
+{
+    return (double)(rows_of(v) * cols_of(v)) * (double)dtype_bytes(v->dtype);
+}
+
+double op_case_time(const struct op_case *c, const struct kernel_row *row,
+                    struct pool *pool, int n_runs, double *bytes)
+{
+    struct op_result r = {0};
+    struct launch l = {.prog = &c->prog, .op = &c->op};
+    *bytes = 0;
+    for (int i = 0; i < c->n_in; i++) {
+        l.in[i] = c->in[i].view;
+        *bytes += view_bytes(&l.in[i]);
+    }
+    for (int i = 0; i < c->n_out; i++) {
+        r.out[i] = operand_make(c, c->spec->out[i], false);
+        l.out[i] = r.out[i].view;
+        *bytes += view_bytes(&l.out[i]);
+    }
+    int64_t n = row->scratch_bytes ? row->scratch_bytes(&l, pool_threads(pool)) : 0;
+    struct scratch s = scratch_make(n);
+    l.scratch = s.data;
+    struct kernel_call call = {&l, pool};
+    double best = INFINITY;
+    for (int i = 0; i < n_runs; i++) {
+        double t = now_s();
+        row->run(&call);
+        best = fmin(best, now_s() - t);
+    }
+    mem_free(s.raw);
+    op_result_release(c, &r);
+    return best;
 }
 
 void op_result_release(const struct op_case *c, struct op_result *r)

@@ -70,6 +70,11 @@ struct op_result op_case_run(const struct op_case *c, const struct kernel_row *r
                              struct pool *pool, bool wide, bool in_place);
 void op_result_release(const struct op_case *c, struct op_result *r);
 
+/* Seconds of the fastest of `n_runs` runs, with outputs made once. out: *bytes that the
+ * operands have together. */
+double op_case_time(const struct op_case *c, const struct kernel_row *row,
+                    struct pool *pool, int n_runs, double *bytes);
+
 /* A launch without addresses, as a backend binds it. */
 struct launch op_case_describe(const struct op_case *c);
 

@@ -23,6 +23,7 @@ done
 
 # Between these two lines stands what `angel help --man-options` prints.
 page=man/angel-config.5
+[ -f "$page" ] || { echo "$page: is not there"; exit 1; }
 scratch=$(mktemp)
 trap 'rm -f "$scratch"' EXIT
 sed -n '/^\.\\" options begin$/,/^\.\\" options end$/p' "$page" | sed '1d;$d' >"$scratch"
