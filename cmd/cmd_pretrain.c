@@ -2,15 +2,17 @@
 #include <string.h>
 
 #include "cmd/load_config.h"
+#include "cmd/report_html.h"
 #include "cmd/run.h"
 #include "cmd/signals.h"
 #include "core/dump.h"
 #include "core/log.h"
 
 /* Prints what was asked for instead of training. True when that was all. */
-static bool print_only(const struct run *r, const struct cmd_args *args, struct str *out)
+static bool print_only(const struct run *r, const struct cmd_args *args,
+                       struct str *out)
 {
-    const struct program *p = &r->train[r->n_train - 1].low.program;
+    const struct program *p = &run_main_program(r)->low.program;
     if (args->dump_program) {
         if (args->json)
             program_dump_json(p, out);
@@ -49,8 +51,8 @@ static enum status train(struct run *r, struct diag *diag)
     return run_train(r, diag);
 }
 
-static enum status pretrain(struct config *config, struct cmd_args *args, struct str *out,
-                            struct diag *diag)
+static enum status pretrain(struct config *config, struct cmd_args *args,
+                            struct str *out, struct diag *diag)
 {
     struct run r = {.config = config, .args = args, .start_s = run_now_s()};
     enum status st = run_plan(&r, diag);
@@ -71,6 +73,8 @@ int cmd_pretrain(struct cmd_args *args)
     struct config config;
     struct diag diag = {0};
     struct str text = {0};
+    if (args->report)
+        return report_html_command(args);
     enum status st = load_config_args(&config, args, &diag);
     if (st == ST_OK && args->print_config)
         config_print(&config, &text);

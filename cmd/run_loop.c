@@ -5,6 +5,7 @@
 
 #include "cmd/progress.h"
 #include "cmd/run.h"
+#include "cmd/run_monitor.h"
 #include "cmd/signals.h"
 #include "core/hash.h"
 #include "core/hyper.h"
@@ -132,7 +133,7 @@ enum status run_open(struct run *r, struct diag *diag)
     TRY(exec_run(r->train[0].exec, CALL_SETUP, diag));
     r->peak_flops = cpu_peak_flops(
             r->pool, r->config->train.precision == PRECISION_BF16 ? DT_BF16 : DT_F32);
-    return ST_OK;
+    return run_monitor_open(r, diag);
 }
 
 /* ------------------------------------------------------------------------- metrics */
@@ -190,6 +191,7 @@ struct step_result {
     int64_t tokens;
     double mfu;
     bool ok;
+    const struct run_program *program;
 };
 
 static enum status run_step(struct run *r, struct step_result *out, struct diag *diag)
@@ -202,6 +204,7 @@ static enum status run_step(struct run *r, struct step_result *out, struct diag 
     int64_t micro_tokens = r->micro_batch * r->config->data.seq_len;
     for (uint32_t mb = 0; mb < p->low.program.n_micro_batches; mb++)
         write_inputs(p, mb, &b->arrays, mb * micro_tokens);
+    out->program = p;
     out->lr = lr_at_step(&r->config->train.optimizer, &r->config->train.schedule,
                          r->config->train.steps, r->at.step);
     write_hyper(r, p, r->at.step, out->lr, b->n_trained);
@@ -268,13 +271,21 @@ static void report_step(struct run *r, const struct step_result *s)
     double rate = (double)s->tokens / s->step_s;
     bool due = r->at.step % c->log.every == 0 || r->at.step == c->train.steps ||
                r->at.step == 1;
+    const struct run_monitor_figures f = run_monitor_after_step(
+            r, &(struct run_monitor_step){s->program, s->loss, s->grad_norm, s->lr,
+                                          rate, s->mfu, s->step_s, s->ok, due});
     if (due || !s->ok) {
-        const struct metrics_field fields[] = {METRICS_F64("loss", s->loss),
-                                               METRICS_F64("grad_norm", s->grad_norm),
-                                               METRICS_F64("lr", s->lr),
-                                               METRICS_F64("step_s", s->step_s),
-                                               METRICS_F64("tokens_per_s", rate),
-                                               METRICS_F64("mfu", s->mfu)};
+        const struct metrics_field fields[] = {
+                METRICS_F64("loss", s->loss),
+                METRICS_F64("grad_norm", s->grad_norm),
+                METRICS_F64("lr", s->lr),
+                METRICS_F64("step_s", s->step_s),
+                METRICS_F64("tokens_per_s", rate),
+                METRICS_F64("mfu", s->mfu),
+                METRICS_F64("max_token_loss", f.max_token_loss),
+                METRICS_F64("clip_factor", f.clip_factor),
+                METRICS_F64("loss_z", f.loss_z),
+                METRICS_F64("grad_norm_z", f.grad_norm_z)};
         run_metric(r, "train", fields, ARRAY_LEN(fields));
     }
     if (!due && !progress_is_live())
@@ -342,6 +353,8 @@ static enum status evaluate(struct run *r, struct diag *diag)
                                            METRICS_I64("eval_tokens", sum.tokens),
                                            METRICS_F64("eval_s", run_now_s() - start)};
     run_metric(r, "eval", fields, ARRAY_LEN(fields));
+    r->evaluated = true;
+    run_monitor_after_eval(r);
     log_info("step %" PRId64 "/%" PRId64 "  held-out loss %.4f  (%" PRId64 " tokens)",
              r->at.step, c->train.steps, r->last_eval_loss, sum.tokens);
     return ST_OK;

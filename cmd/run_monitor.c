@@ -13,11 +13,11 @@
 #include "io/prometheus.h"
 #include "io/tensorboard.h"
 
-#define Z_ALARM        6.0
-#define Z_ALARM_REST   32 /* steps after an alarm without another of its kind */
-#define ALARMS_SAID    3  /* lines of the log at one look; all are events */
-#define FIELDS_MAX     24
-#define NO_CHECKPOINT  (-1)
+#define Z_ALARM       6.0
+#define Z_ALARM_REST  32 /* steps after an alarm without another of its kind */
+#define ALARMS_SAID   3  /* lines of the log at one look; all are events */
+#define FIELDS_MAX    24
+#define NO_CHECKPOINT (-1)
 
 /* Seconds of a step, from a toy on many cores to a large model on few. */
 static const double step_bounds[] = {0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1,  2.5,
@@ -115,8 +115,8 @@ static void start_event(struct run *r)
     f[n++] = METRICS_I64("micro_batch", r->micro_batch);
     f[n++] = METRICS_F64("peak_flops", r->peak_flops);
     const struct mem_pool *pool = &r->train[0].report.pool[POOL_DEVICE];
-    f[n++] = METRICS_I64("arena_bytes",
-                         r->train[0].low.program.pool_bytes[POOL_DEVICE]);
+    f[n++] =
+            METRICS_I64("arena_bytes", r->train[0].low.program.pool_bytes[POOL_DEVICE]);
     f[n++] = METRICS_I64("scratch_bytes", r->scratch_bytes);
     f[n++] = METRICS_I64("reader_bytes", run_reader_bytes(r));
     for (int c = 0; c < SC_COUNT; c++) {
@@ -280,9 +280,9 @@ static void alarm_event(struct run *r, const char *rule, const char *tensor, int
                         double now, double before)
 {
     const struct metrics_field f[] = {
-            METRICS_TEXT("event", "alarm"),  METRICS_TEXT("rule", rule),
-            METRICS_TEXT("tensor", tensor),  METRICS_I64("layer", layer),
-            METRICS_F64("value", now),       METRICS_F64("before", before),
+            METRICS_TEXT("event", "alarm"), METRICS_TEXT("rule", rule),
+            METRICS_TEXT("tensor", tensor), METRICS_I64("layer", layer),
+            METRICS_F64("value", now),      METRICS_F64("before", before),
     };
     r->monitor->n_alarms++;
     run_metric(r, "event", f, ARRAY_LEN(f));
@@ -312,8 +312,8 @@ static const char *probe_text(const struct run *r, const struct lowered_probe *p
     else if (p->index >= 0)
         snprintf(buf, n, "%s of layer %d", kind, (int)p->index);
     else
-        snprintf(buf, n, "%s", p->kind == PROBE_RESIDUAL ? "residual of the embedding"
-                                                         : kind);
+        snprintf(buf, n, "%s",
+                 p->kind == PROBE_RESIDUAL ? "residual of the embedding" : kind);
     return buf;
 }
 
@@ -391,7 +391,8 @@ static void activation_event(struct run *r, const struct lowered_probe *p,
 static void param_event(struct run *r, const struct param *row,
                         const struct probe_figures *f)
 {
-    double ratio = f[PROBE_PARAM].rms > 0 ? f[PROBE_UPDATE].rms / f[PROBE_PARAM].rms : 0;
+    double ratio =
+            f[PROBE_PARAM].rms > 0 ? f[PROBE_UPDATE].rms / f[PROBE_PARAM].rms : 0;
     const struct metrics_field fields[] = {
             METRICS_TEXT("event", "monitor"),
             METRICS_TEXT("tensor", row->name),
@@ -485,11 +486,12 @@ struct run_monitor_figures run_monitor_after_step(struct run *r,
         look(r, s->program);
     if (!s->due)
         return f;
-    const struct tensorboard_scalar scalars[] = {{"loss/train", s->loss},
-                                                 {"train/grad_norm", s->grad_norm},
-                                                 {"train/lr", s->lr},
-                                                 {"speed/tokens_per_s", s->tokens_per_s},
-                                                 {"speed/mfu", s->mfu}};
+    const struct tensorboard_scalar scalars[] = {
+            {"loss/train", s->loss},
+            {"train/grad_norm", s->grad_norm},
+            {"train/lr", s->lr},
+            {"speed/tokens_per_s", s->tokens_per_s},
+            {"speed/mfu", s->mfu}};
     write_scalars(r, scalars, ARRAY_LEN(scalars));
     if (r->config->log.prometheus[0])
         write_prometheus(r, s, &f);

@@ -83,7 +83,7 @@ static enum status write_record(struct tensorboard *t, struct diag *diag)
 static void add_varint(struct str *out, uint64_t x)
 {
     for (; x >= 0x80; x >>= 7)
-        str_addc(out, (char)(x & 0x7f | 0x80));
+        str_addc(out, (char)((x & 0x7f) | 0x80));
     str_addc(out, (char)x);
 }
 
