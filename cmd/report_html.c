@@ -132,8 +132,8 @@ static void add_tiles(struct str *h, const struct report_data *d)
     add_tile(h, text_count((double)d->tokens, buf, sizeof(buf)), "trained tokens");
     add_number_tile(h, d, CURVE_LOSS, "loss");
     add_number_tile(h, d, CURVE_EVAL, "held-out loss");
-    add_number_tile(h, d, CURVE_SPEED, "tokens per second");
-    add_number_tile(h, d, CURVE_MFU, "MFU");
+    add_number_tile(h, d, CURVE_SPEED, "tokens per second, last");
+    add_number_tile(h, d, CURVE_MFU, "MFU, last");
     add_tile(h, progress_duration(d->elapsed_s, part, sizeof(part)),
              "time, all attempts");
     snprintf(buf, sizeof(buf), "%" PRId64, d->attempt);

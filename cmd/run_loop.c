@@ -434,6 +434,7 @@ enum status run_train(struct run *r, struct diag *diag)
     progress_begin(r->args->quiet);
     enum status st = steps(r, diag);
     progress_end();
+    run_monitor_finish(r);
     const struct metrics_field fields[] = {
             METRICS_TEXT("status", status_name(st)), METRICS_F64("loss", r->last_loss),
             METRICS_F64("tokens_per_s",

@@ -36,6 +36,8 @@ struct run_monitor {
     struct probe_alarm *alarms;    /* [n_probes] */
     struct score loss, grad_norm;
     struct prometheus_histogram step_seconds;
+    struct run_monitor_step last; /* step and figures, for run_monitor_finish */
+    struct run_monitor_figures last_figures;
     int64_t n_not_applied, n_alarms;
     int64_t saved_step; /* last seen; NO_CHECKPOINT */
     double saved_at_s;
@@ -224,10 +226,11 @@ static void add_memory(const struct run *r, struct str *out)
                               (double)pool->class_bytes[c]);
 }
 
-static void write_prometheus(struct run *r, const struct run_monitor_step *s,
-                             const struct run_monitor_figures *f)
+static void write_prometheus(struct run *r)
 {
     struct run_monitor *m = r->monitor;
+    const struct run_monitor_step *s = &m->last;
+    const struct run_monitor_figures *f = &m->last_figures;
     struct str t = {0};
     struct diag diag = {0};
     gauge(&t, "angel_step", (double)r->at.step, "Completed updates.");
@@ -266,6 +269,23 @@ static void write_prometheus(struct run *r, const struct run_monitor_step *s,
         log_warn("figures for Prometheus lost, training goes on: %s", diag.text);
     m->prometheus_failed = st != ST_OK;
     str_free(&t);
+}
+
+/* Notes a checkpoint that is new since the last step; it was saved `ago_s` ago. */
+static void note_checkpoint(const struct run *r, double ago_s)
+{
+    struct run_monitor *m = r->monitor;
+    if (r->last_saved_step < 0 || r->last_saved_step == m->saved_step)
+        return;
+    m->saved_step = r->last_saved_step;
+    m->saved_at_s = run_now_s() - ago_s;
+}
+
+void run_monitor_finish(struct run *r)
+{
+    note_checkpoint(r, 0);
+    if (r->monitor->last.program && r->config->log.prometheus[0])
+        write_prometheus(r);
 }
 
 void run_monitor_after_eval(struct run *r)
@@ -478,10 +498,9 @@ struct run_monitor_figures run_monitor_after_step(struct run *r,
     f.grad_norm_z = score_step(r, &m->grad_norm, s->grad_norm);
     m->n_not_applied += !s->ok;
     prometheus_observe(&m->step_seconds, s->step_s);
-    if (r->last_saved_step >= 0 && r->last_saved_step != m->saved_step) {
-        m->saved_step = r->last_saved_step;
-        m->saved_at_s = run_now_s() - s->step_s;
-    }
+    note_checkpoint(r, s->step_s);
+    m->last = *s;
+    m->last_figures = f;
     if (s->program->low.n_probes > 0)
         look(r, s->program);
     if (!s->due)
@@ -494,6 +513,6 @@ struct run_monitor_figures run_monitor_after_step(struct run *r,
             {"speed/mfu", s->mfu}};
     write_scalars(r, scalars, ARRAY_LEN(scalars));
     if (r->config->log.prometheus[0])
-        write_prometheus(r, s, &f);
+        write_prometheus(r);
     return f;
 }

@@ -37,4 +37,7 @@ struct run_monitor_figures run_monitor_after_step(struct run *r,
 /* The held-out loss is new. */
 void run_monitor_after_eval(struct run *r);
 
+/* The run ends: the Prometheus file gets the last state. */
+void run_monitor_finish(struct run *r);
+
 #endif

@@ -97,7 +97,7 @@ static const char *number_text(double v, bool percent, char *buf, size_t n)
         snprintf(buf, n, "%.3g %%", 100 * v);
     else if (size >= 1e4)
         text_count(v, buf, n);
-    else if (size > 0 && size < 1e-3)
+    else if (size > 0 && size < 5e-3)
         snprintf(buf, n, "%.1e", v);
     else
         snprintf(buf, n, "%.4g", v);
