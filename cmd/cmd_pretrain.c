@@ -7,6 +7,9 @@
 #include "cmd/signals.h"
 #include "core/dump.h"
 #include "core/log.h"
+#include "core/opt.h"
+#include "core/vec.h"
+#include "io/file.h"
 
 /* Prints what was asked for instead of training. True when that was all. */
 static bool print_only(const struct run *r, const struct cmd_args *args,
@@ -24,11 +27,27 @@ static bool print_only(const struct run *r, const struct cmd_args *args,
     return args->dump_program || args->dry_run;
 }
 
+/* A dry run does not open the data, but says what is not there. */
+static void warn_missing(const char *key, const char *path)
+{
+    if (path[0] && !file_exists(path))
+        log_warn("%s: no such file or folder: %s", key, path);
+}
+
+static void warn_missing_data(const struct config *c)
+{
+    for (int64_t i = 0; i < c->data.train.n; i++)
+        warn_missing("data.train", c->data.train.items[i].path);
+    warn_missing("data.valid", c->data.valid);
+    warn_missing("init", c->init);
+}
+
 /* A dry run tells of machines other than this one too: only a limit that was asked for
  * makes it end with the status of what does not fit. */
 static enum status dry_run_fit(const struct run *r, struct diag *diag)
 {
     struct diag fit = {0};
+    warn_missing_data(r->config);
     enum status st = run_check_fit(r, &fit);
     if (st == ST_OK || r->device_limit_given) {
         *diag = fit;
@@ -40,7 +59,6 @@ static enum status dry_run_fit(const struct run *r, struct diag *diag)
 
 static enum status train(struct run *r, struct diag *diag)
 {
-    signals_install();
     TRY(run_open(r, diag));
     run_print_banner(r);
     if (r->at.step >= r->config->train.steps) {
@@ -52,9 +70,13 @@ static enum status train(struct run *r, struct diag *diag)
 }
 
 static enum status pretrain(struct config *config, struct cmd_args *args,
-                            struct str *out, struct diag *diag)
+                            const struct run_hooks *hooks, struct str *out,
+                            struct diag *diag)
 {
-    struct run r = {.config = config, .args = args, .start_s = run_now_s()};
+    struct run r = {
+            .config = config, .args = args, .hooks = hooks, .start_s = run_now_s()};
+    if (!args->dry_run && !args->dump_program)
+        signals_install();
     enum status st = run_plan(&r, diag);
     if (st == ST_OK && print_only(&r, args, out)) {
         if (args->dry_run)
@@ -62,26 +84,57 @@ static enum status pretrain(struct config *config, struct cmd_args *args,
     } else if (st == ST_OK) {
         st = train(&r, diag);
         if (st == ST_OK && r.train_tokens > 0 && !args->quiet)
-            run_print_summary(&r, out);
+            run_print_summary(&r, args->json, out);
     }
     run_close(&r);
     return st;
 }
 
-int cmd_pretrain(struct cmd_args *args)
+/* A key that is misspelt must not pass for one that did not change. */
+static enum status check_allowed_keys(const struct cmd_args *args, struct diag *diag)
 {
-    struct config config;
+    const struct opt_table *t = config_table();
+    for (int i = 0; i < args->allow_changes.n; i++) {
+        const char *key = args->allow_changes.items[i];
+        if (opt_find(t, key))
+            continue;
+        VEC(const char *) names = {0};
+        for (uint32_t row = 0; row < t->n_rows; row++)
+            vec_push(&names, t->rows[row].key);
+        const char *near = text_nearest(key, names.data, names.n);
+        diag_set(diag, ST_CONFIG,
+                 "--allow-change (command line): got '%s', wanted a key of the "
+                 "configuration",
+                 key);
+        if (near)
+            diag_hint(diag, "did you mean %s?", near);
+        vec_free(&names);
+        return ST_CONFIG;
+    }
+    return ST_OK;
+}
+
+int run_pretrain(struct cmd_args *args, const struct run_hooks *hooks)
+{
+    struct config config = {0};
     struct diag diag = {0};
     struct str text = {0};
     if (args->report)
         return report_html_command(args);
-    enum status st = load_config_args(&config, args, &diag);
+    enum status st = check_allowed_keys(args, &diag);
+    if (st == ST_OK)
+        st = load_config_args(&config, args, &diag);
     if (st == ST_OK && args->print_config)
         config_print(&config, &text);
     else if (st == ST_OK)
-        st = pretrain(&config, args, &text, &diag);
+        st = pretrain(&config, args, hooks, &text, &diag);
     fputs(str_get(&text), stdout);
     str_free(&text);
     config_free(&config);
     return st == ST_OK ? 0 : cmd_fail(st, &diag);
+}
+
+int cmd_pretrain(struct cmd_args *args)
+{
+    return run_pretrain(args, NULL);
 }

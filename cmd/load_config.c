@@ -52,23 +52,39 @@ static const char *run_name(struct arena *a, const char *path)
                          dot && dot > base ? (size_t)(dot - base) : strlen(base));
 }
 
-/* Where the file is: as named, beside the file that names it, or where presets are
- * installed. The name itself where it is nowhere. */
+/* The file in the folder of `named_by`, or in one above it. False: in none. */
+static bool find_upwards(const char *name, const char *named_by, struct str *path)
+{
+    int n = (int)strlen(named_by);
+    for (;;) {
+        while (n > 0 && named_by[n - 1] != '/')
+            n--;
+        if (n == 0)
+            return false;
+        str_clear(path);
+        str_printf(path, "%.*s%s", n, named_by, name);
+        if (exists(str_get(path)))
+            return true;
+        n--; /* past the slash */
+    }
+}
+
+/* Where the file is: as named, beside the file that names it or in a folder above, or
+ * where presets are installed. The name itself where it is nowhere. */
 static const char *find_file(struct arena *a, const char *name, const char *named_by)
 {
     struct str path = {0};
     const char *found = name;
-    const char *slash = strrchr(named_by, '/');
     if (!exists(name) && name[0] != '/') {
-        if (slash)
-            str_printf(&path, "%.*s/%s", (int)(slash - named_by), named_by, name);
+        bool beside = find_upwards(name, named_by, &path);
 #ifdef ANGEL_DATADIR
-        if (!(path.n && exists(str_get(&path))) && strncmp(name, "configs/", 8) == 0) {
+        if (!beside && strncmp(name, "configs/", 8) == 0) {
             str_clear(&path);
             str_printf(&path, "%s/%s", ANGEL_DATADIR, name);
+            beside = exists(str_get(&path));
         }
 #endif
-        if (path.n && exists(str_get(&path)))
+        if (beside)
             found = arena_strdup(a, str_get(&path));
     }
     str_free(&path);

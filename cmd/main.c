@@ -1,6 +1,8 @@
 #include <errno.h>
+#include <fcntl.h>
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "cmd/cmd.h"
 #include "core/log.h"
@@ -30,8 +32,21 @@ static int run(struct cmd_args *args)
     return asked ? 0 : status_exit_code(ST_CONFIG);
 }
 
+/* With a standard descriptor closed, the next file opened would take its number, and log
+ * lines would go into a checkpoint: /dev/null takes it, where reads find the end and
+ * writes fail as they did. */
+static void hold_std_descriptors(void)
+{
+    int fd = open("/dev/null", O_RDONLY);
+    while (fd >= 0 && fd <= STDERR_FILENO)
+        fd = open("/dev/null", O_RDONLY);
+    if (fd > STDERR_FILENO)
+        close(fd);
+}
+
 int main(int argc, char **argv)
 {
+    hold_std_descriptors();
     struct cmd_args args;
     struct diag diag = {0};
     enum status st = cmd_args_parse(argc - (argc > 0), argv + (argc > 0), &args, &diag);

@@ -1,6 +1,7 @@
 #include "cmd/progress.h"
 
 #include <inttypes.h>
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/ioctl.h>
@@ -77,6 +78,12 @@ static size_t terminal_columns(void)
     return 80;
 }
 
+/* A NaN without the sign that some processors give it. */
+static double shown(double x)
+{
+    return isnan(x) ? (double)NAN : x;
+}
+
 static void format(const struct progress_step *p, char *line, size_t n)
 {
     char rate[32], eta[32], ckpt[48] = "";
@@ -88,8 +95,8 @@ static void format(const struct progress_step *p, char *line, size_t n)
              "step %" PRId64 "/%" PRId64
              "  loss %.4f  norm %.3f  lr %.2e  %s tokens/s  "
              "MFU %.1f %%  %s left%s",
-             p->step, p->steps, p->loss, p->grad_norm, p->lr, rate, 100.0 * p->mfu, eta,
-             ckpt);
+             p->step, p->steps, shown(p->loss), shown(p->grad_norm), p->lr, rate,
+             100.0 * p->mfu, eta, ckpt);
 }
 
 void progress_show(const struct progress_step *p)

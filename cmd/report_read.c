@@ -118,6 +118,8 @@ static void take_event(struct report_data *d, const struct json *line,
     e.alarm = strcmp(event, "alarm") == 0;
     if (e.alarm)
         e.detail = alarm_detail(d, line);
+    if (text(line, "reason")[0])
+        e.detail = arena_strdup(&d->arena, text(line, "reason"));
     if (strcmp(event, "start") == 0) {
         e.detail = start_detail(d, line);
         d->start = line;

@@ -2,6 +2,7 @@
  *
  *   run_plan.c    model, programs, memory: everything that is known before launch
  *   run_state.c   parameters and position: initial values, checkpoints, resume
+ *   run_guard.c   updates that are left out: not finite, or spikes
  *   run_loop.c    steps, evaluation, stopping
  *   run_monitor.c figures beside the train lines, alarms, TensorBoard, Prometheus
  *   run_report.c  banner, dry run, summary
@@ -10,6 +11,7 @@
 #define CMD_RUN_H
 
 #include "cmd/cmd.h"
+#include "cmd/run_guard.h"
 #include "core/config.h"
 #include "core/exec.h"
 #include "io/ckpt.h"
@@ -36,9 +38,27 @@ struct run_position {
     uint64_t data_id;       /* fingerprint of sources, weights, order */
 };
 
+/* Where reading ahead stands; the reader's thread alone touches it. */
+struct run_ahead {
+    int64_t samples;
+    int64_t tokens;
+};
+
+struct run;
+
+/* What a test looks at and meddles with; NULL members, and no hooks at all, in a run. */
+struct run_hooks {
+    struct durable *durable; /* of every save */
+    double peak_flops;       /* in place of measuring it, which takes time; 0: none */
+    /* Called before each computation of a step: `attempt` is 1 when it is repeated. */
+    void (*before_compute)(void *arg, struct run *r, int attempt);
+    void *arg;
+};
+
 struct run {
     struct config *config; /* borrowed; resolved */
     const struct cmd_args *args;
+    const struct run_hooks *hooks; /* NULL but in tests */
     struct model model;
     int64_t n_params;
     int64_t micro_batch;
@@ -60,18 +80,22 @@ struct run {
 
     struct data *data;
     struct reader *reader;
+    struct run_ahead ahead;
     struct metrics *metrics;
     struct run_monitor *monitor;
     struct ckpt_lock *lock;
     struct run_position at;
-    int64_t skipped_in_a_row; /* updates whose gradient was not finite */
-    int64_t last_saved_step;  /* -1: none */
-    double start_s;           /* monotonic clock at the start of this attempt */
-    double train_s;           /* spent in steps */
-    int64_t train_tokens;     /* of this attempt */
+    struct guard guard;
+    int64_t last_saved_step; /* -1: none */
+    int64_t save_tried_step; /* the last one, whether it worked or not */
+    double start_s;          /* monotonic clock at the start of this attempt */
+    double train_s;          /* spent in steps */
+    int64_t train_tokens;    /* of this attempt */
     double last_loss, last_eval_loss;
     bool evaluated;   /* last_eval_loss is set */
     bool save_failed; /* the last save did not work: said once, retried at the next */
+    bool metrics_failed;  /* the same of a line of metrics */
+    bool eval_unfinished; /* a stop cut the last evaluation short */
     const char *resumed_from;
     struct arena arena;
 };
@@ -90,8 +114,8 @@ MUST_CHECK enum status run_check_fit(const struct run *r, struct diag *diag);
 /* Bytes outside the arenas. */
 int64_t run_reader_bytes(const struct run *r);
 
-/* The program of step `step`: of its global batch, with probes where monitors are due. */
-struct run_program *run_program_of(struct run *r, int64_t step);
+/* The program of the next step: of its global batch, with probes where monitors are due. */
+struct run_program *run_program_next(struct run *r);
 
 /* The program of most steps: the largest global batch, with probes only where every step
  * has them. */
@@ -105,11 +129,24 @@ void run_close(struct run *r);
 /* Steps until the end or a stop. errors: ST_STOPPED after a signal (saved), ST_DIVERGED. */
 MUST_CHECK enum status run_train(struct run *r, struct diag *diag);
 
-/* Saves a checkpoint of the present position. errors: ST_IO, ST_CREATE. */
+/* Saves a checkpoint of the present position. errors: ST_IO, ST_CREATE; ST_DIVERGED when
+ * the state holds a number that is not finite: such a state is never saved. */
 MUST_CHECK enum status run_save(struct run *r, struct diag *diag);
+
+/* errors: ST_DIVERGED naming the first parameter or moment that is not finite. */
+MUST_CHECK enum status run_state_check_finite(const struct run *r, struct diag *diag);
+
+/* Finds what would make saves fail: writes and removes a file in checkpoint.dir, and warns
+ * where the file system, or the limit on the size of files, has no room for a checkpoint.
+ * errors: ST_CREATE. */
+MUST_CHECK enum status run_probe_output(const struct run *r, struct diag *diag);
 
 /* Parameters and position (run_state.c). */
 MUST_CHECK enum status run_state_begin(struct run *r, struct diag *diag);
+
+/* All of `angel pretrain`: reads the configuration, trains, prints. in: hooks, NULL but in
+ * tests. Returns the process's exit code. */
+int run_pretrain(struct cmd_args *args, const struct run_hooks *hooks);
 
 /* Adds a line to metrics.jsonl; a failure is said once and the run goes on. */
 void run_metric(struct run *r, const char *kind, const struct metrics_field *fields,
@@ -118,6 +155,6 @@ void run_metric(struct run *r, const char *kind, const struct metrics_field *fie
 /* Text for people. */
 void run_print_banner(const struct run *r);
 void run_print_dry_run(const struct run *r, bool json, struct str *out);
-void run_print_summary(const struct run *r, struct str *out);
+void run_print_summary(const struct run *r, bool json, struct str *out);
 
 #endif

@@ -15,8 +15,7 @@
 #include "io/tok.h"
 #include "kernels/cpu/peak.h"
 
-#define READER_SLOTS         3
-#define SKIPPED_IN_A_ROW_MAX 10
+#define READER_SLOTS 3
 
 /* ------------------------------------------------------------------------- opening */
 
@@ -86,16 +85,18 @@ static enum status open_data(struct run *r, struct diag *diag)
     return data_open(&o, &r->data, diag);
 }
 
-/* The samples of step `batch`: where the steps before it end. */
+/* The samples of step `batch`. Called step by step, from where the run stands: what it
+ * trained on before may have had other batch sizes. */
 static bool batch_range(void *arg, int64_t batch, int64_t *first, int64_t *n)
 {
-    const struct run *r = arg;
+    struct run *r = arg;
     const struct config *c = r->config;
     if (batch >= c->train.steps)
         return false;
-    int64_t tokens = config_tokens_after(c, batch);
-    *first = tokens / c->data.seq_len - r->at.segment_sample;
-    *n = config_global_batch(c, tokens);
+    *first = r->ahead.samples - r->at.segment_sample;
+    *n = config_global_batch(c, r->ahead.tokens);
+    r->ahead.samples += *n;
+    r->ahead.tokens += *n * c->data.seq_len;
     return true;
 }
 
@@ -110,6 +111,7 @@ static enum status open_reader(struct run *r, struct diag *diag)
         r->at.segment_sample = r->at.samples;
     }
     r->at.data_id = id;
+    r->ahead = (struct run_ahead){r->at.samples, r->at.tokens};
     struct reader_options o = {.data = r->data,
                                .split = DATA_TRAIN,
                                .seq_len = r->config->data.seq_len,
@@ -124,15 +126,23 @@ static enum status open_reader(struct run *r, struct diag *diag)
 enum status run_open(struct run *r, struct diag *diag)
 {
     TRY(run_check_fit(r, diag));
+    if (r->config->init[0] && !file_exists(r->config->init))
+        return diag_set(diag, ST_NOT_FOUND,
+                        "init: no such checkpoint: got %s, wanted one that exists",
+                        r->config->init);
     TRY(open_data(r, diag));
     TRY(ckpt_lock(r->config->checkpoint.dir, NULL, &r->lock, diag));
+    TRY(run_probe_output(r, diag));
     TRY(metrics_open(r->config->log.jsonl, &r->metrics, diag));
     TRY(open_memory(r, diag));
     TRY(run_state_begin(r, diag));
     TRY(open_reader(r, diag));
     TRY(exec_run(r->train[0].exec, CALL_SETUP, diag));
-    r->peak_flops = cpu_peak_flops(
-            r->pool, r->config->train.precision == PRECISION_BF16 ? DT_BF16 : DT_F32);
+    r->peak_flops = r->hooks ? r->hooks->peak_flops : 0;
+    if (r->peak_flops == 0)
+        r->peak_flops = cpu_peak_flops(
+                r->pool,
+                r->config->train.precision == PRECISION_BF16 ? DT_BF16 : DT_F32);
     return run_monitor_open(r, diag);
 }
 
@@ -144,8 +154,12 @@ void run_metric(struct run *r, const char *kind, const struct metrics_field *fie
     struct metrics_head head = {kind, r->at.step, r->at.tokens,
                                 run_now_s() - r->start_s};
     struct diag diag = {0};
-    if (metrics_write(r->metrics, &head, fields, n, &diag) != ST_OK)
-        log_warn("metrics line lost: %s", diag.text);
+    bool failed = metrics_write(r->metrics, &head, fields, n, &diag) != ST_OK;
+    if (failed && !r->metrics_failed)
+        log_warn("lines of metrics are lost, training goes on: %s", diag.text);
+    if (!failed && r->metrics_failed)
+        log_info("metrics are written again (step %" PRId64 ")", r->at.step);
+    r->metrics_failed = failed;
 }
 
 static void event(struct run *r, const char *what)
@@ -160,7 +174,8 @@ static void write_hyper(struct run *r, struct run_program *p, int64_t step, doub
                         int64_t n_trained)
 {
     const struct config_optimizer *o = &r->config->train.optimizer;
-    double t = (double)(step + 1);
+    double z = r->config->train.spike_z;
+    double t = (double)(step + 1 - r->guard.skips.n); /* updates, this one included */
     float h[HYPER_COUNT];
     h[HYPER_LR] = (float)lr;
     h[HYPER_BETA1] = (float)o->betas[0];
@@ -173,6 +188,8 @@ static void write_hyper(struct run *r, struct run_program *p, int64_t step, doub
     h[HYPER_CORRECT2] = (float)(1.0 / (1.0 - pow(o->betas[1], t)));
     h[HYPER_CLIP] = (float)o->clip;
     h[HYPER_INV_TOKENS] = n_trained > 0 ? (float)(1.0 / (double)n_trained) : 0.0f;
+    h[HYPER_NORM_MAX] = (float)guard_limit(&r->guard.norm, z);
+    h[HYPER_LOSS_MAX] = (float)guard_limit(&r->guard.loss, z);
     exec_write(p->exec, p->low.hyper, 0, h);
 }
 
@@ -188,26 +205,28 @@ static void write_inputs(struct run_program *p, uint32_t mb,
 
 struct step_result {
     double loss, grad_norm, lr, step_s;
+    int64_t first_sample, n_samples;
     int64_t tokens;
     double mfu;
-    bool ok;
+    enum guard_reason skipped;
     const struct run_program *program;
 };
 
-static enum status run_step(struct run *r, struct step_result *out, struct diag *diag)
+/* Why the device left the update out. */
+static enum guard_reason reason_of(const struct run *r, const struct step_result *s)
 {
-    const struct reader_batch *b;
-    double start = run_now_s();
-    TRY(reader_next(r->reader, &b, diag));
-    ASSERT(b && b->batch == r->at.step);
-    struct run_program *p = run_program_of(r, r->at.step);
-    int64_t micro_tokens = r->micro_batch * r->config->data.seq_len;
-    for (uint32_t mb = 0; mb < p->low.program.n_micro_batches; mb++)
-        write_inputs(p, mb, &b->arrays, mb * micro_tokens);
-    out->program = p;
-    out->lr = lr_at_step(&r->config->train.optimizer, &r->config->train.schedule,
-                         r->config->train.steps, r->at.step);
-    write_hyper(r, p, r->at.step, out->lr, b->n_trained);
+    if (!isfinite(s->loss) || !isfinite(s->grad_norm))
+        return GUARD_NONFINITE;
+    double limit = guard_limit(&r->guard.norm, r->config->train.spike_z);
+    return (float)s->grad_norm > (float)limit ? GUARD_NORM_SPIKE : GUARD_LOSS_SPIKE;
+}
+
+/* Computes the step whose batch and numbers are written. */
+static enum status compute(struct run *r, struct run_program *p, int64_t n_trained,
+                           int attempt, struct step_result *out, struct diag *diag)
+{
+    if (r->hooks && r->hooks->before_compute)
+        r->hooks->before_compute(r->hooks->arg, r, attempt);
     TRY(exec_run(p->exec, CALL_STEP, diag));
     double loss_sum;
     float norm;
@@ -215,9 +234,64 @@ static enum status run_step(struct run *r, struct step_result *out, struct diag 
     exec_read(p->exec, p->low.loss_sum, 0, &loss_sum);
     exec_read(p->exec, p->low.grad_norm, 0, &norm);
     exec_read(p->exec, p->low.grad_ok, 0, &ok);
-    out->loss = b->n_trained > 0 ? loss_sum / (double)b->n_trained : 0.0;
+    out->loss = n_trained > 0 ? loss_sum / (double)n_trained : 0.0;
     out->grad_norm = (double)norm;
-    out->ok = ok != 0;
+    out->skipped = ok ? GUARD_NONE : reason_of(r, out);
+    return ST_OK;
+}
+
+/* What is not finite is computed once more: a fault of the machine does not come back. */
+static enum status compute_twice(struct run *r, struct run_program *p,
+                                 int64_t n_trained, struct step_result *out,
+                                 struct diag *diag)
+{
+    TRY(compute(r, p, n_trained, 0, out, diag));
+    if (out->skipped != GUARD_NONFINITE)
+        return ST_OK;
+    log_warn("step %" PRId64 ": loss or gradient is not finite; computing it again",
+             r->at.step + 1);
+    TRY(compute(r, p, n_trained, 1, out, diag));
+    if (out->skipped == GUARD_NONFINITE)
+        return run_state_check_finite(r, diag);
+    log_warn("step %" PRId64 ": finite when computed again from the same data; this "
+             "machine's memory or processor may be at fault",
+             r->at.step + 1);
+    event(r, "step repeated: not finite the first time");
+    return ST_OK;
+}
+
+static enum status stop_nonfinite(const struct run *r, const struct step_result *s,
+                                  struct diag *diag)
+{
+    diag_set(diag, ST_DIVERGED,
+             "training stopped (step %" PRId64
+             ", train.nonfinite=stop): got loss %g and "
+             "gradient norm %g, wanted finite numbers",
+             r->at.step + 1, s->loss, s->grad_norm);
+    diag_hint(diag, "a lower train.optimizer.lr, or train.nonfinite=skip to leave such "
+                    "updates out");
+    return ST_DIVERGED;
+}
+
+static enum status run_step(struct run *r, struct step_result *out, struct diag *diag)
+{
+    const struct reader_batch *b;
+    double start = run_now_s();
+    TRY(reader_next(r->reader, &b, diag));
+    ASSERT(b && b->batch == r->at.step);
+    struct run_program *p = run_program_next(r);
+    out->program = p;
+    int64_t micro_tokens = r->micro_batch * r->config->data.seq_len;
+    for (uint32_t mb = 0; mb < p->low.program.n_micro_batches; mb++)
+        write_inputs(p, mb, &b->arrays, mb * micro_tokens);
+    out->lr = lr_at_step(&r->config->train.optimizer, &r->config->train.schedule,
+                         r->config->train.steps, r->at.step);
+    write_hyper(r, p, r->at.step, out->lr, b->n_trained);
+    TRY(compute_twice(r, p, b->n_trained, out, diag));
+    if (out->skipped == GUARD_NONFINITE && r->config->train.nonfinite == NONFINITE_STOP)
+        return stop_nonfinite(r, out, diag);
+    out->first_sample = r->at.samples;
+    out->n_samples = b->n_samples;
     out->tokens = b->n_samples * r->config->data.seq_len;
     out->step_s = run_now_s() - start;
     out->mfu = p->model_flops / out->step_s / r->peak_flops;
@@ -230,27 +304,42 @@ static enum status run_step(struct run *r, struct step_result *out, struct diag 
     return ST_OK;
 }
 
-/* A gradient that is not finite was not applied: said, counted, and too many in a row
- * stop the run. */
-static enum status check_finite(struct run *r, const struct step_result *s,
-                                struct diag *diag)
+static void skip_event(struct run *r, const struct guard_skip *s)
 {
-    if (s->ok && isfinite(s->loss)) {
-        r->skipped_in_a_row = 0;
+    const struct metrics_field fields[] = {
+            METRICS_TEXT("event", "update skipped"),
+            METRICS_TEXT("reason", guard_reason_name(s->reason)),
+            METRICS_I64("first_sample", s->first_sample),
+            METRICS_I64("n_samples", s->n_samples)};
+    run_metric(r, "event", fields, ARRAY_LEN(fields));
+}
+
+/* An update that was left out is said and entered in the ledger; too many in a row stop
+ * the run. */
+static enum status guard_step(struct run *r, const struct step_result *s,
+                              struct diag *diag)
+{
+    if (s->skipped == GUARD_NONE) {
+        guard_accept(&r->guard, s->loss, s->grad_norm);
         return ST_OK;
     }
-    r->skipped_in_a_row++;
-    log_warn("step %" PRId64 ": the gradient is not finite; its update was left out",
-             r->at.step);
-    event(r, "update skipped: gradient not finite");
-    if (r->skipped_in_a_row < SKIPPED_IN_A_ROW_MAX)
+    const struct guard_skip skip = {r->at.step, s->first_sample, s->n_samples,
+                                    s->skipped};
+    guard_skip_step(&r->guard, &skip);
+    log_warn("step %" PRId64
+             ": update left out, %s (loss %g, gradient norm %g, samples "
+             "%" PRId64 " to %" PRId64 ")",
+             r->at.step, guard_reason_name(s->skipped), s->loss, s->grad_norm,
+             s->first_sample, s->first_sample + s->n_samples - 1);
+    skip_event(r, &skip);
+    if (r->guard.skips_in_row < GUARD_SKIPS_IN_ROW_MAX)
         return ST_OK;
     diag_set(diag, ST_DIVERGED,
              "training diverged (step %" PRId64
-             "): %d updates in a row had gradients that "
-             "are not finite",
-             r->at.step, SKIPPED_IN_A_ROW_MAX);
-    diag_hint(diag, "a lower train.optimizer.lr, or a checkpoint from before: %s",
+             "): got %d updates in a row that had to "
+             "be left out (%s), wanted less",
+             r->at.step, GUARD_SKIPS_IN_ROW_MAX, guard_reason_name(s->skipped));
+    diag_hint(diag, "a lower train.optimizer.lr, from an earlier checkpoint of %s",
               r->config->checkpoint.dir);
     return ST_DIVERGED;
 }
@@ -265,16 +354,34 @@ static int64_t next_checkpoint(const struct run *r)
     return MIN((r->at.step / every + 1) * every, steps);
 }
 
+static bool is_reported(const struct run *r)
+{
+    const struct config *c = r->config;
+    return r->at.step % c->log.every == 0 || r->at.step == c->train.steps ||
+           r->at.step == 1;
+}
+
+static void monitor_step(struct run *r, const struct step_result *s)
+{
+    const struct run_monitor_step m = {.program = s->program,
+                                       .loss = s->loss,
+                                       .grad_norm = s->grad_norm,
+                                       .lr = s->lr,
+                                       .tokens_per_s = (double)s->tokens / s->step_s,
+                                       .mfu = s->mfu,
+                                       .step_s = s->step_s,
+                                       .ok = s->skipped == GUARD_NONE,
+                                       .due = is_reported(r)};
+    run_monitor_after_step(r, &m);
+}
+
 static void report_step(struct run *r, const struct step_result *s)
 {
     const struct config *c = r->config;
     double rate = (double)s->tokens / s->step_s;
-    bool due = r->at.step % c->log.every == 0 || r->at.step == c->train.steps ||
-               r->at.step == 1;
-    const struct run_monitor_figures f = run_monitor_after_step(
-            r, &(struct run_monitor_step){s->program, s->loss, s->grad_norm, s->lr,
-                                          rate, s->mfu, s->step_s, s->ok, due});
-    if (due || !s->ok) {
+    bool due = is_reported(r);
+    if (due || s->skipped != GUARD_NONE) {
+        const struct run_monitor_figures f = run_monitor_figures(r);
         const struct metrics_field fields[] = {
                 METRICS_F64("loss", s->loss),
                 METRICS_F64("grad_norm", s->grad_norm),
@@ -344,10 +451,13 @@ static enum status evaluate(struct run *r, struct diag *diag)
     struct eval_sum sum = {0};
     double start = run_now_s();
     enum status st = ST_OK;
-    for (int64_t at = 0; st == ST_OK && at < total; at += r->micro_batch)
+    int64_t at = 0;
+    for (; st == ST_OK && at < total && !signals_stop_requested(); at += r->micro_batch)
         st = eval_micro_batch(r, &a, at, MIN(r->micro_batch, total - at), &sum, diag);
     mem_free(host);
-    TRY(st);
+    r->eval_unfinished = at < total;
+    if (st != ST_OK || r->eval_unfinished)
+        return st;
     r->last_eval_loss = sum.tokens > 0 ? sum.loss / (double)sum.tokens : 0.0;
     const struct metrics_field fields[] = {METRICS_F64("loss", r->last_eval_loss),
                                            METRICS_I64("eval_tokens", sum.tokens),
@@ -377,6 +487,7 @@ static enum status save(struct run *r, bool last, struct diag *diag)
 {
     if (r->last_saved_step == r->at.step)
         return ST_OK;
+    r->save_tried_step = r->at.step;
     enum status st = run_save(r, diag);
     if (st == ST_OK) {
         if (r->save_failed)
@@ -384,7 +495,7 @@ static enum status save(struct run *r, bool last, struct diag *diag)
         r->save_failed = false;
         return ST_OK;
     }
-    if (last)
+    if (last || st == ST_DIVERGED)
         return st;
     if (!r->save_failed)
         log_warn("checkpoint of step %" PRId64 " not saved, training goes on: %s",
@@ -397,7 +508,8 @@ static enum status save(struct run *r, bool last, struct diag *diag)
 static enum status after_step(struct run *r, const struct step_result *s,
                               struct diag *diag)
 {
-    TRY(check_finite(r, s, diag));
+    monitor_step(r, s);
+    TRY(guard_step(r, s, diag));
     report_step(r, s);
     TRY(maybe_evaluate(r, diag));
     int64_t every = r->config->checkpoint.every;
@@ -408,11 +520,21 @@ static enum status after_step(struct run *r, const struct step_result *s,
 
 static enum status stop(struct run *r, struct diag *diag)
 {
+    const char *by = strsignal(signals_stop_requested());
     event(r, "stopped by a signal");
-    TRY(save(r, true, diag));
-    diag_set(diag, ST_STOPPED, "stopped by %s after step %" PRId64 "; saved in %s",
-             strsignal(signals_stop_requested()), r->at.step,
-             r->config->checkpoint.dir);
+    if (r->at.step == 0) {
+        diag_set(diag, ST_STOPPED, "stopped by %s before the first step", by);
+        diag_hint(diag, "the same command starts again");
+        return ST_STOPPED;
+    }
+    enum status st = save(r, true, diag);
+    if (st != ST_OK) {
+        diag_context(diag, "stopped by %s after step %" PRId64 ", not saved", by,
+                     r->at.step);
+        return st;
+    }
+    diag_set(diag, ST_STOPPED, "stopped by %s after step %" PRId64 "; saved in %s", by,
+             r->at.step, r->config->checkpoint.dir);
     diag_hint(diag, "the same command goes on from there");
     return ST_STOPPED;
 }
@@ -426,13 +548,29 @@ static enum status steps(struct run *r, struct diag *diag)
         TRY(run_step(r, &s, diag));
         TRY(after_step(r, &s, diag));
     }
-    return save(r, true, diag);
+    return r->eval_unfinished ? stop(r, diag) : save(r, true, diag);
+}
+
+/* An error costs no step that was trained: parameters are as the last update left them. */
+static void save_before_leaving(struct run *r, enum status st)
+{
+    struct diag diag = {0};
+    bool kept = st == ST_OK || st == ST_STOPPED || st == ST_INTERNAL;
+    if (kept || r->at.step == 0 || r->save_tried_step == r->at.step)
+        return;
+    enum status saved = save(r, true, &diag);
+    if (saved == ST_OK)
+        log_info("saved after step %" PRId64 " in %s", r->at.step,
+                 r->config->checkpoint.dir);
+    else if (saved != ST_DIVERGED) /* else it is what the run ends with */
+        log_warn("not saved: %s", diag.text);
 }
 
 enum status run_train(struct run *r, struct diag *diag)
 {
     progress_begin(r->args->quiet);
     enum status st = steps(r, diag);
+    save_before_leaving(r, st);
     progress_end();
     run_monitor_finish(r);
     const struct metrics_field fields[] = {

@@ -9,7 +9,6 @@
 #include "cmd/probe_watch.h"
 #include "core/log.h"
 #include "core/stats.h"
-#include "core/zscore.h"
 #include "io/prometheus.h"
 #include "io/tensorboard.h"
 
@@ -23,18 +22,12 @@
 static const double step_bounds[] = {0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1,  2.5,
                                      5,    10,    25,   50,  100,  250, 500};
 
-struct score {
-    const char *name;
-    struct zscore z;
-    int64_t quiet_until; /* step */
-};
-
 struct run_monitor {
     struct tensorboard *tensorboard;
     struct probe_watch *watch;
-    struct probe_figures *figures; /* [n_probes] */
-    struct probe_alarm *alarms;    /* [n_probes] */
-    struct score loss, grad_norm;
+    struct probe_figures *figures;              /* [n_probes] */
+    struct probe_alarm *alarms;                 /* [n_probes] */
+    int64_t loss_quiet_until, norm_quiet_until; /* steps: no z-score alarm before */
     struct prometheus_histogram step_seconds;
     struct run_monitor_step last; /* step and figures, for run_monitor_finish */
     struct run_monitor_figures last_figures;
@@ -149,8 +142,6 @@ enum status run_monitor_open(struct run *r, struct diag *diag)
     const struct config_log *log = &r->config->log;
     struct run_monitor *m = mem_alloc(sizeof(*m));
     r->monitor = m;
-    m->loss.name = "loss";
-    m->grad_norm.name = "grad_norm";
     m->step_seconds.bounds = step_bounds;
     m->step_seconds.n_bounds = ARRAY_LEN(step_bounds);
     m->saved_step = r->last_saved_step >= 0 ? r->last_saved_step : NO_CHECKPOINT;
@@ -309,17 +300,17 @@ static void alarm_event(struct run *r, const char *rule, const char *tensor, int
 }
 
 /* The score of a step's figure, with an alarm when it is far above the others. */
-static double score_step(struct run *r, struct score *s, double x)
+static double score_step(struct run *r, const char *name, const struct guard_window *w,
+                         double x, int64_t *quiet_until)
 {
-    double z = zscore_of(&s->z, x);
-    if (z > Z_ALARM && r->at.step >= s->quiet_until) {
-        s->quiet_until = r->at.step + Z_ALARM_REST;
+    double z = guard_score(w, x);
+    if (z > Z_ALARM && r->at.step >= *quiet_until) {
+        *quiet_until = r->at.step + Z_ALARM_REST;
         log_warn("step %" PRId64 ": %s %.4g is %.1f standard deviations above the last "
-                 "%d steps' (alarm above %g)",
-                 r->at.step, s->name, x, z, ZSCORE_WINDOW, Z_ALARM);
-        alarm_event(r, "z-score", s->name, -1, x, z);
+                 "%d updates' (alarm above %g)",
+                 r->at.step, name, x, z, GUARD_WINDOW, Z_ALARM);
+        alarm_event(r, "z-score", name, -1, x, z);
     }
-    zscore_add(&s->z, x);
     return z;
 }
 
@@ -489,13 +480,13 @@ static struct run_monitor_figures read_figures(const struct run_program *p)
                                         .clip_factor = (double)factor};
 }
 
-struct run_monitor_figures run_monitor_after_step(struct run *r,
-                                                  const struct run_monitor_step *s)
+void run_monitor_after_step(struct run *r, const struct run_monitor_step *s)
 {
     struct run_monitor *m = r->monitor;
     struct run_monitor_figures f = read_figures(s->program);
-    f.loss_z = score_step(r, &m->loss, s->loss);
-    f.grad_norm_z = score_step(r, &m->grad_norm, s->grad_norm);
+    f.loss_z = score_step(r, "loss", &r->guard.loss, s->loss, &m->loss_quiet_until);
+    f.grad_norm_z = score_step(r, "gradient norm", &r->guard.norm, s->grad_norm,
+                               &m->norm_quiet_until);
     m->n_not_applied += !s->ok;
     prometheus_observe(&m->step_seconds, s->step_s);
     note_checkpoint(r, s->step_s);
@@ -504,7 +495,7 @@ struct run_monitor_figures run_monitor_after_step(struct run *r,
     if (s->program->low.n_probes > 0)
         look(r, s->program);
     if (!s->due)
-        return f;
+        return;
     const struct tensorboard_scalar scalars[] = {
             {"loss/train", s->loss},
             {"train/grad_norm", s->grad_norm},
@@ -514,5 +505,9 @@ struct run_monitor_figures run_monitor_after_step(struct run *r,
     write_scalars(r, scalars, ARRAY_LEN(scalars));
     if (r->config->log.prometheus[0])
         write_prometheus(r);
-    return f;
+}
+
+struct run_monitor_figures run_monitor_figures(const struct run *r)
+{
+    return r->monitor->last_figures;
 }

@@ -17,7 +17,7 @@ struct run_monitor_step {
 struct run_monitor_figures {
     double max_token_loss; /* the largest loss of a token */
     double clip_factor;    /* what clipping multiplied the gradient by */
-    double loss_z;         /* against the last 128 steps; 0 before 32 of them */
+    double loss_z;         /* against the updates before (cmd/run_guard.h) */
     double grad_norm_z;
 };
 
@@ -31,8 +31,10 @@ bool run_monitor_is_due(const struct run *r, int64_t step);
 
 /* Reads what the step left, looks for alarms, writes events and the outputs. A failed
  * output is said once and the run goes on. */
-struct run_monitor_figures run_monitor_after_step(struct run *r,
-                                                  const struct run_monitor_step *s);
+void run_monitor_after_step(struct run *r, const struct run_monitor_step *s);
+
+/* The figures of the last step. */
+struct run_monitor_figures run_monitor_figures(const struct run *r);
 
 /* The held-out loss is new. */
 void run_monitor_after_eval(struct run *r);

@@ -240,10 +240,10 @@ enum status run_check_fit(const struct run *r, struct diag *diag)
     return ST_NO_FIT;
 }
 
-struct run_program *run_program_of(struct run *r, int64_t step)
+struct run_program *run_program_next(struct run *r)
 {
-    int64_t b = config_global_batch(r->config, config_tokens_after(r->config, step));
-    int first = run_monitor_is_due(r, step) ? r->n_plain : 0;
+    int64_t b = config_global_batch(r->config, r->at.tokens);
+    int first = run_monitor_is_due(r, r->at.step) ? r->n_plain : 0;
     for (int i = first; i < first + r->n_plain; i++)
         if (r->train[i].global_batch == b)
             return &r->train[i];
@@ -274,5 +274,6 @@ void run_close(struct run *r)
     metrics_close(r->metrics);
     if (r->lock)
         ckpt_unlock(r->lock);
+    guard_free(&r->guard);
     arena_release(&r->arena);
 }

@@ -216,8 +216,40 @@ static void add_times(const struct run *r, struct str *out)
     }
 }
 
-void run_print_summary(const struct run *r, struct str *out)
+static void summary_json(const struct run *r, struct str *out)
 {
+    struct reader_stats stats = reader_stats(r->reader);
+    struct json_writer w = {.out = out, .indent = 2};
+    json_begin_object(&w);
+    json_key(&w, "step");
+    json_i64(&w, r->at.step);
+    json_key(&w, "tokens");
+    json_i64(&w, r->at.tokens);
+    json_key(&w, "elapsed_s");
+    json_f64(&w, run_now_s() - r->start_s);
+    json_key(&w, "tokens_per_s");
+    json_f64(&w, (double)r->train_tokens / r->train_s);
+    json_key(&w, "loss");
+    json_f64(&w, r->last_loss);
+    json_key(&w, "eval_loss");
+    if (r->has_eval)
+        json_f64(&w, r->last_eval_loss);
+    else
+        json_null(&w);
+    json_key(&w, "data_waits");
+    json_i64(&w, stats.n_waits);
+    json_key(&w, "checkpoints");
+    json_string(&w, r->config->checkpoint.dir);
+    json_end_object(&w);
+    str_addc(out, '\n');
+}
+
+void run_print_summary(const struct run *r, bool json, struct str *out)
+{
+    if (json) {
+        summary_json(r, out);
+        return;
+    }
     char took[32], rate[32];
     double wall = run_now_s() - r->start_s;
     str_printf(out, "done        step %" PRId64 " in %s", r->at.step,

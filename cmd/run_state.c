@@ -2,6 +2,8 @@
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/resource.h>
+#include <sys/statvfs.h>
 
 #include "cmd/load_config.h"
 #include "cmd/run.h"
@@ -10,7 +12,9 @@
 #include "io/json.h"
 
 #define TENSORS_PER_PARAM 3
+#define SHARD_FILE_BYTES  ((int64_t)4 << 30) /* about the largest file of a checkpoint */
 #define DATA_SEGMENTS_KEY "data"
+#define GUARD_KEY         "guard"
 
 static struct exec *any_exec(const struct run *r)
 {
@@ -119,39 +123,80 @@ static bool change_is_allowed(const struct cmd_args *args, const char *key)
     return false;
 }
 
-/* A resumed run must compute what the unbroken one would have: what changes the
- * mathematics is refused unless it is allowed by name. */
+static bool may_change(const struct run *r, const struct opt *o)
+{
+    return !(o->flags & OPT_MATHS) || change_is_allowed(r->args, o->key);
+}
+
+static void say_change(const struct run *r, const struct opt *o,
+                       const struct config *saved)
+{
+    struct str was = {0}, is = {0};
+    opt_print_value(o, saved, &was);
+    opt_print_value(o, r->config, &is);
+    log_info("changed since the checkpoint: %s from %s to %s", o->key, str_get(&was),
+             str_get(&is));
+    str_free(&was);
+    str_free(&is);
+}
+
+static enum status refuse_change(const struct run *r, const struct opt *o,
+                                 const struct config *saved, const char *where,
+                                 const struct str *allow, struct diag *diag)
+{
+    struct str was = {0}, is = {0};
+    opt_print_value(o, saved, &was);
+    opt_print_value(o, r->config, &is);
+    diag_set(diag, ST_CONFIG, "%s changed since the checkpoint (%s): got %s, wanted %s",
+             o->key, where, str_get(&is), str_get(&was));
+    diag_hint(diag,
+              "to go on with the change:%s; to start anew: checkpoint.resume=never and "
+              "another checkpoint.dir",
+              str_get(allow));
+    str_free(&was);
+    str_free(&is);
+    return ST_CONFIG;
+}
+
+/* A resumed run must compute what the unbroken one would have: all that differs is said,
+ * and what changes the mathematics is refused unless it is allowed by name. */
+static enum status compare_config(const struct run *r, const struct config *saved,
+                                  const char *where, struct diag *diag)
+{
+    const struct opt_table *t = config_table();
+    uint32_t *rows = mem_alloc(t->n_rows * sizeof(*rows));
+    uint32_t n = opt_diff(t, saved, r->config, 0, rows);
+    const struct opt *first = NULL;
+    struct str allow = {0};
+    for (uint32_t i = 0; i < n; i++) {
+        const struct opt *o = &t->rows[rows[i]];
+        say_change(r, o, saved);
+        if (may_change(r, o))
+            continue;
+        first = first ? first : o;
+        str_printf(&allow, " --allow-change %s", o->key);
+    }
+    enum status st =
+            first ? refuse_change(r, first, saved, where, &allow, diag) : ST_OK;
+    str_free(&allow);
+    mem_free(rows);
+    return st;
+}
+
+/* Text that this build cannot read as a configuration is damage to the reader of a
+ * checkpoint, not a mistake of the user. */
 static enum status check_config(struct run *r, const char *saved_yaml,
                                 const char *where, struct diag *diag)
 {
     struct config saved;
     enum status st =
             load_config_text(&saved, saved_yaml, strlen(saved_yaml), where, diag);
-    const struct opt_table *t = config_table();
-    uint32_t *rows = mem_alloc(t->n_rows * sizeof(*rows));
-    uint32_t n = st == ST_OK ? opt_diff(t, &saved, r->config, 0, rows) : 0;
-    for (uint32_t i = 0; st == ST_OK && i < n; i++) {
-        const struct opt *o = &t->rows[rows[i]];
-        struct str was = {0}, is = {0};
-        opt_print_value(o, &saved, &was);
-        opt_print_value(o, r->config, &is);
-        bool maths = o->flags & OPT_MATHS;
-        if (maths && !change_is_allowed(r->args, o->key)) {
-            st = diag_set(diag, ST_CONFIG,
-                          "%s changed since the checkpoint (%s): got %s, wanted %s",
-                          o->key, where, str_get(&is), str_get(&was));
-            diag_hint(diag,
-                      "to go on with the change: --allow-change %s; to start anew: "
-                      "checkpoint.resume=never and another checkpoint.dir",
-                      o->key);
-        } else if (maths || log_get_level() >= LOG_DEBUG) {
-            log_info("changed since the checkpoint: %s from %s to %s", o->key,
-                     str_get(&was), str_get(&is));
-        }
-        str_free(&was);
-        str_free(&is);
+    if (st == ST_OK) {
+        st = compare_config(r, &saved, where, diag);
+    } else {
+        diag_context(diag, "configuration in the checkpoint");
+        st = ST_DATA;
     }
-    mem_free(rows);
     config_free(&saved);
     return st;
 }
@@ -162,7 +207,7 @@ static enum status read_state(struct run *r, const struct ckpt *ck, const char *
 {
     const char *text = ckpt_state_json(ck), *where = ckpt_get_info(ck)->path;
     struct json *state;
-    const struct json *data;
+    const struct json *data, *guard;
     struct run_position at = {0};
     TRY(json_parse(&r->arena, text, strlen(text), where, JSON_STRICT, &state, diag));
     TRY(json_get_i64(state, "step", where, &at.step, diag));
@@ -171,6 +216,8 @@ static enum status read_state(struct run *r, const struct ckpt *ck, const char *
     TRY(json_get_object(state, DATA_SEGMENTS_KEY, where, &data, diag));
     TRY(json_get_i64(data, "first_sample", where, &at.segment_sample, diag));
     TRY(json_get_u64(data, "id", where, &at.data_id, diag));
+    TRY(json_get_object(state, GUARD_KEY, where, &guard, diag));
+    TRY(guard_parse(&r->guard, guard, where, diag));
     TRY(json_get_string(state, "config", where, yaml, diag));
     r->at = at;
     return ST_OK;
@@ -193,6 +240,27 @@ static enum status resume_from(struct run *r, struct ckpt *ck, struct diag *diag
     return st;
 }
 
+/* Checkpoints are there, and none can be read: to begin anew would bury them. */
+static enum status none_usable(const struct run *r, struct diag *diag)
+{
+    struct arena a = {0};
+    int64_t *steps, n = 0;
+    struct diag unused = {0};
+    enum status st =
+            ckpt_list_steps(&a, r->config->checkpoint.dir, &steps, &n, &unused);
+    int64_t newest = n > 0 ? steps[0] : 0;
+    arena_release(&a);
+    if (st != ST_OK || n == 0)
+        return ST_OK;
+    diag_set(diag, ST_DATA,
+             "no checkpoint can be used (%s): got %" PRId64
+             ", the newest of step %" PRId64 ", wanted a whole one of this model",
+             r->config->checkpoint.dir, n, newest);
+    diag_hint(diag, "'angel ckpt verify' says what is damaged; to start anew: another "
+                    "checkpoint.dir");
+    return ST_DATA;
+}
+
 /* The newest checkpoint that can be read; damaged ones are named and passed over. */
 static enum status resume_newest(struct run *r, bool *resumed, struct diag *diag)
 {
@@ -202,7 +270,7 @@ static enum status resume_newest(struct run *r, bool *resumed, struct diag *diag
         struct ckpt *ck;
         enum status st = ckpt_open_newest(r->config->checkpoint.dir, below, &ck, diag);
         if (st == ST_NOT_FOUND)
-            return ST_OK;
+            return none_usable(r, diag);
         TRY(st);
         below = ckpt_get_info(ck)->step;
         st = resume_from(r, ck, diag);
@@ -211,7 +279,9 @@ static enum status resume_newest(struct run *r, bool *resumed, struct diag *diag
             *resumed = true;
         if (st != ST_DATA)
             return st;
-        log_warn("checkpoint of step %" PRId64 " passed over: %s", below, diag->text);
+        log_warn("skipping the checkpoint of step %" PRId64
+                 ", looking for an older one: %s",
+                 below, diag->text);
         r->at = (struct run_position){0};
     }
 }
@@ -260,6 +330,110 @@ enum status run_state_begin(struct run *r, struct diag *diag)
     return r->config->init[0] ? init_from(r, r->config->init, diag) : ST_OK;
 }
 
+/* ------------------------------------------------------------------------- checks */
+
+struct finite_job {
+    const float *x;
+    int64_t n;
+    bool *bad; /* [threads] */
+};
+
+static void finite_share(void *arg, int thread, int n_threads)
+{
+    const struct finite_job *job = arg;
+    int64_t begin, end;
+    uint32_t bad = 0;
+    pool_share(job->n, 16, thread, n_threads, &begin, &end);
+    for (int64_t i = begin; i < end; i++) {
+        uint32_t bits;
+        memcpy(&bits, &job->x[i], sizeof(bits));
+        bad |= (bits & 0x7f800000u) == 0x7f800000u;
+    }
+    job->bad[thread] = bad != 0;
+}
+
+static bool is_finite(const struct run *r, const struct ckpt_tensor *t, bool *bad)
+{
+    struct box whole = box_whole(t->ndim, t->shape);
+    struct finite_job job = {t->data, box_elems(&whole), bad};
+    pool_run(r->pool, finite_share, &job);
+    for (int i = 0; i < r->n_threads; i++)
+        if (bad[i])
+            return false;
+    return true;
+}
+
+enum status run_state_check_finite(const struct run *r, struct diag *diag)
+{
+    int64_t n;
+    struct ckpt_tensor *t = state_tensors(r, &n);
+    bool *bad = mem_alloc((size_t)r->n_threads * sizeof(*bad));
+    enum status st = ST_OK;
+    for (int64_t i = 0; st == ST_OK && i < n; i++) {
+        if (is_finite(r, &t[i], bad))
+            continue;
+        st = diag_set(diag, ST_DIVERGED,
+                      "the state is damaged (tensor '%s', %s, after step %" PRId64
+                      "): got a number that is not finite, wanted finite ones",
+                      t[i].name, ckpt_kind_name(t[i].kind), r->at.step);
+        diag_hint(diag, "it is not saved; the same command goes on from the last "
+                        "checkpoint, a lower train.optimizer.lr may help");
+    }
+    mem_free(bad);
+    mem_free(t);
+    return st;
+}
+
+static int64_t state_bytes(const struct run *r)
+{
+    return r->n_params * TENSORS_PER_PARAM * (int64_t)sizeof(float);
+}
+
+/* Sizes before compression, of which little is gained: what is short of them is told, and
+ * may yet be enough. */
+static void warn_of_space(const struct run *r)
+{
+    const char *dir = r->config->checkpoint.dir;
+    char have[32], want[32];
+    struct statvfs fs;
+    struct rlimit limit;
+    int64_t file = MIN(state_bytes(r), SHARD_FILE_BYTES);
+    if (statvfs(dir, &fs) == 0 &&
+        (double)fs.f_bavail * (double)fs.f_frsize < (double)state_bytes(r))
+        log_warn("little room for checkpoints (checkpoint.dir %s): got %s free, wanted "
+                 "%s for one",
+                 dir,
+                 text_bytes((int64_t)((double)fs.f_bavail * (double)fs.f_frsize), have,
+                            sizeof(have)),
+                 text_bytes(state_bytes(r), want, sizeof(want)));
+    if (getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY &&
+        limit.rlim_cur < (rlim_t)file)
+        log_warn("files may not grow as large as a checkpoint's (ulimit -f): got %s, "
+                 "wanted %s",
+                 text_bytes((int64_t)limit.rlim_cur, have, sizeof(have)),
+                 text_bytes(file, want, sizeof(want)));
+}
+
+enum status run_probe_output(const struct run *r, struct diag *diag)
+{
+    static const char bytes[4096] = {0};
+    struct str path = {0};
+    str_printf(&path, "%s/.tmp-probe", r->config->checkpoint.dir);
+    struct diag unused = {0};
+    enum status st =
+            durable_write_file(NULL, str_get(&path), bytes, sizeof(bytes), diag);
+    enum status removed = durable_remove_tree(NULL, str_get(&path), &unused);
+    str_free(&path);
+    if (st == ST_OK && removed != ST_OK)
+        st = removed;
+    if (st != ST_OK) {
+        diag_context(diag, "checkpoint.dir");
+        return ST_CREATE;
+    }
+    warn_of_space(r);
+    return ST_OK;
+}
+
 /* ------------------------------------------------------------------------- saving */
 
 static void state_text(const struct run *r, struct str *out)
@@ -283,6 +457,8 @@ static void state_text(const struct run *r, struct str *out)
     json_key(&w, "id");
     json_u64(&w, r->at.data_id);
     json_end_object(&w);
+    json_key(&w, GUARD_KEY);
+    guard_write(&r->guard, &w);
     json_key(&w, "config");
     json_string(&w, str_get(&yaml));
     json_end_object(&w);
@@ -291,6 +467,7 @@ static void state_text(const struct run *r, struct str *out)
 
 enum status run_save(struct run *r, struct diag *diag)
 {
+    TRY(run_state_check_finite(r, diag));
     struct str state = {0};
     state_text(r, &state);
     int64_t n;
@@ -302,7 +479,8 @@ enum status run_save(struct run *r, struct diag *diag)
                              .state_json = str_get(&state),
                              .tool = "angel",
                              .keep = (int)r->config->checkpoint.keep,
-                             .pool = r->pool};
+                             .pool = r->pool,
+                             .durable = r->hooks ? r->hooks->durable : NULL};
     struct ckpt_saved saved;
     double start = run_now_s();
     enum status st = ckpt_write(&save, &saved, diag);

@@ -21,14 +21,22 @@ static void on_stop(int signal)
     stop_signal = signal;
 }
 
+/* What the parent had ignored (nohup, a shell's background job) stays ignored. */
+static void catch_stop(int signal)
+{
+    struct sigaction was, stop = {.sa_handler = on_stop, .sa_flags = SA_RESTART};
+    sigemptyset(&stop.sa_mask);
+    if (sigaction(signal, NULL, &was) == 0 && was.sa_handler == SIG_IGN)
+        return;
+    sigaction(signal, &stop, NULL);
+}
+
 void signals_install(void)
 {
-    struct sigaction stop = {.sa_handler = on_stop, .sa_flags = SA_RESTART};
     struct sigaction ignore = {.sa_handler = SIG_IGN};
-    sigemptyset(&stop.sa_mask);
-    sigaction(SIGINT, &stop, NULL);
-    sigaction(SIGTERM, &stop, NULL);
-    sigaction(SIGHUP, &stop, NULL);
+    catch_stop(SIGINT);
+    catch_stop(SIGTERM);
+    catch_stop(SIGHUP);
     sigaction(SIGPIPE, &ignore, NULL);
     sigaction(SIGXFSZ, &ignore, NULL);
 }

@@ -35,6 +35,8 @@ static const struct opt_choice precision_choices[] = {
 static const struct opt_choice optimizer_choices[] = {{"adamw", NULL}, {0}};
 static const struct opt_choice schedule_choices[] = {
         {"cosine", NULL}, {"linear", NULL}, {"constant", NULL}, {"wsd", NULL}, {0}};
+static const struct opt_choice nonfinite_choices[] = {
+        {"skip", NULL}, {"stop", NULL}, {0}};
 static const struct opt_choice activations_choices[] = {
         {"keep", NULL},
         {"selective", NULL},
@@ -54,11 +56,12 @@ static const struct opt source_rows[] = {
          .help = "A file or a folder."},
         {.key = "weight",
          .type = OPT_REAL,
+         .flags = OPT_AUTO,
          .offset = AT(config_source, weight, double),
-         .default_text = "1",
+         .default_text = "auto",
          .min = 1e-9,
          .max = 1e9,
-         .help = "How often it is drawn, relative to the others."},
+         .help = "Its share of the samples; auto: in proportion to its size."},
 };
 static const struct opt_table source_table = {
         .rows = source_rows,

@@ -77,7 +77,7 @@ struct config_model {
 
 struct config_source {
     const char *path;
-    double weight; /* relative to the other sources; > 0 */
+    double weight; /* share of the samples; 0: none given, in proportion to its size */
 };
 
 struct config_sources {
@@ -119,6 +119,10 @@ enum train_precision {
 enum optimizer_type {
     OPTIMIZER_ADAMW
 };
+enum nonfinite_policy {
+    NONFINITE_SKIP,
+    NONFINITE_STOP
+};
 enum schedule_type {
     SCHEDULE_COSINE,
     SCHEDULE_LINEAR,
@@ -152,6 +156,8 @@ struct config_train {
     enum train_precision precision;
     struct config_optimizer optimizer;
     struct config_schedule schedule;
+    enum nonfinite_policy nonfinite;
+    double spike_z;     /* standard deviations; 0 = off */
     int64_t eval_every; /* steps; 0 = never */
     int64_t eval_batches;
     int64_t threads; /* 0 = every processor this process may use */

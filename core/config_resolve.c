@@ -354,7 +354,7 @@ static enum status resolve_schedule(struct config *c, struct diag *diag)
         s->warmup = MIN(WARMUP_STEPS_DEFAULT, steps / 10);
     if (s->min_lr < 0)
         s->min_lr = o->lr / 10;
-    if (!s->decay_steps)
+    if (!s->decay_steps && s->type == SCHEDULE_WSD)
         s->decay_steps = MIN(MAX(steps / 10, 1), MAX(steps - s->warmup, 1));
     if (s->warmup > steps) {
         diag_set(diag, ST_CONFIG,

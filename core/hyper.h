@@ -15,6 +15,8 @@ enum hyper {
     HYPER_CORRECT2,   /* 1 / (1 - beta2^t) */
     HYPER_CLIP,       /* limit of the global gradient norm; 0: none */
     HYPER_INV_TOKENS, /* 1 / trained tokens of the global batch */
+    HYPER_NORM_MAX,   /* a norm above it is not applied; 0: none */
+    HYPER_LOSS_MAX,   /* a mean loss above it is not applied; 0: none */
     HYPER_COUNT
 };
 

@@ -333,6 +333,8 @@ const char *shape_clip(const struct op_ctx *c, struct op_shape *out)
     REQUIRE(ctx_in(c, 0)->dtype == DT_F64 && ctx_in(c, 0)->ndim == 1,
             "partial sums must be f64[n]");
     REQUIRE(is_vector(ctx_in(c, 1), HYPER_COUNT), "hyper must be [HYPER_COUNT]");
+    REQUIRE(ctx_in(c, 2)->dtype == DT_F64 && is_vector(ctx_in(c, 2), 1),
+            "the summed loss must be f64[1]");
     set_shape(&out[0], DT_F32, 1, 1, 0, 0);
     out[1] = out[0];
     set_shape(&out[2], DT_I32, 1, 1, 0, 0);

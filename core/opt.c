@@ -223,8 +223,7 @@ static enum parse set_real(const struct opt *o, void *at, const char *text)
         v = opt_auto_number(o);
     else if (!(o->type == OPT_SECONDS ? parse_seconds(text, &v) : parse_real(text, &v)))
         return PARSE_TYPE;
-    bool means_auto = is_auto || ((o->flags & OPT_AUTO) && v == 0);
-    if (!means_auto && !in_bounds(o, v))
+    if (!is_auto && !in_bounds(o, v))
         return PARSE_RANGE;
     memcpy(at, &v, sizeof(v));
     return PARSE_OK;

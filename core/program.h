@@ -140,6 +140,7 @@ struct prog_value {
     uint32_t base;       /* the value this is a view of, or NONE_ID */
     uint32_t inplace_of; /* the value whose bytes this one overwrites, or NONE_ID */
     uint32_t extent;     /* i32[1] value with the rows in use, or NONE_ID: all */
+    uint32_t pad;        /* no hidden padding: programs are hashed as bytes */
 };
 
 struct prog_storage {
@@ -147,6 +148,7 @@ struct prog_storage {
     uint8_t cls;  /* enum storage_class */
     uint8_t pool; /* enum pool_kind */
     uint8_t slotting;
+    uint8_t pad;
     int64_t bytes;         /* of one copy */
     uint32_t offset_first; /* into offsets: n_copies entries, filled by packing */
     uint32_t n_copies;

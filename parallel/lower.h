@@ -66,11 +66,12 @@ struct lowered {
     const struct model *model;    /* borrowed */
     struct lowered_param *params; /* [model->n_params] */
     uint32_t tokens, labels, positions,
-            doc_start;   /* i32[T], one copy per micro-batch */
-    uint32_t hyper;      /* f32[HYPER_COUNT] */
-    uint32_t loss_sum;   /* f64[1]: summed token losses of the global batch */
-    uint32_t grad_norm;  /* f32[1], before clipping; NONE_ID unless training */
-    uint32_t grad_ok;    /* i32[1]: 0 when the norm was not finite (update skipped) */
+            doc_start;  /* i32[T], one copy per micro-batch */
+    uint32_t hyper;     /* f32[HYPER_COUNT] */
+    uint32_t loss_sum;  /* f64[1]: summed token losses of the global batch */
+    uint32_t grad_norm; /* f32[1], before clipping; NONE_ID unless training */
+    uint32_t grad_ok;   /* i32[1]: 0 when norm or loss was not finite or above its limit
+                            * (update skipped) */
     uint32_t clip_scale; /* f32[1]: the gradient's factor */
     uint32_t loss_stats; /* f64[STATS_COUNT] of token losses, one per micro-batch */
     struct lowered_probe *probes; /* [n_probes]; none without `monitor` */

@@ -24,13 +24,14 @@ static void emit_clip(struct lowering *l)
     struct op_args a = op_args_init(OP_CLIP, PHASE_OPTIM, -1);
     op_args_in(&a, l->norm_partials);
     op_args_in(&a, l->out->hyper);
+    op_args_in(&a, l->out->loss_sum);
     a.out[0] = l->out->clip_scale;
     a.out[1] = l->out->grad_norm;
     a.out[2] = l->out->grad_ok;
     program_op(l->p, &a);
 }
 
-/* The update runs only when the gradient norm is finite. */
+/* The update runs only when norm and loss are finite and within their limits. */
 static void emit_adamw(struct lowering *l, uint32_t i)
 {
     const struct lowered_param *p = &l->out->params[i];

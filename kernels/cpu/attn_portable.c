@@ -1,5 +1,5 @@
 #define MM_ROWS 4
 #define MM_VECS 2
-#include "kernels/cpu/attn_body.h"
+#include "kernels/cpu/attn_body.inc"
 
 const struct attn_isa attn_isa_portable = {attn_forward, attn_backward};

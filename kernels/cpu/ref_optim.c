@@ -41,6 +41,16 @@ static void norm_sq_run(const struct kernel_call *c)
                   norm_sq_span);
 }
 
+/* Whether an update may be applied. A comparison with NaN is false, hence the form. */
+static bool update_is_sane(const struct view *hyper, float norm, double loss_sum)
+{
+    float norm_max = (float)view_get(hyper, HYPER_NORM_MAX);
+    float loss_max = (float)view_get(hyper, HYPER_LOSS_MAX);
+    double loss = loss_sum * view_get(hyper, HYPER_INV_TOKENS);
+    return isfinite(norm) && isfinite(loss) && !(norm_max > 0 && norm > norm_max) &&
+           !(loss_max > 0 && loss > (double)loss_max);
+}
+
 static void clip_run(const struct kernel_call *c)
 {
     const struct launch *l = c->l;
@@ -53,7 +63,7 @@ static void clip_run(const struct kernel_call *c)
     bool cut = clip > 0 && norm > clip;
     view_set(&l->out[0], 0, cut ? (double)clip / (double)norm : 1);
     view_set(&l->out[1], 0, (double)norm);
-    view_set(&l->out[2], 0, isfinite(norm) ? 1 : 0);
+    view_set(&l->out[2], 0, update_is_sane(&l->in[1], norm, view_get(&l->in[2], 0)));
 }
 
 struct adamw_step {

@@ -9,6 +9,7 @@ struct toy {
     int64_t hidden, heads, kv_heads, head_dim, ffn, vocab;
     int64_t tokens, seq;
     uint32_t micro_batches;
+};
 
 /* Two layers of 16 wide, 8 tokens, two micro-batches. */
 struct toy toy_small(void);
