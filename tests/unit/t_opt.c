@@ -242,7 +242,8 @@ static void test_set(void **state)
     assert_string_equal(opt_where(&f->store, "kind"), "run.yaml:7");
     assert_int_equal(set(f, "size.count", "auto"), ST_OK);
     assert_int_equal(f->v.count, 0);
-    assert_int_equal(set(f, "size.count", "0"), ST_CONFIG); /* stored so, not given so */
+    assert_int_equal(set(f, "size.count", "0"),
+                     ST_CONFIG); /* stored so, not given so */
     assert_int_equal(set(f, "size", "auto"), ST_OK);
     assert_int_equal(f->v.bytes, 0);
 }
