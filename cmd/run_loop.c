@@ -5,6 +5,7 @@
 
 #include "cmd/progress.h"
 #include "cmd/run.h"
+#include "cmd/run_monitor.h"
 #include "cmd/signals.h"
 #include "core/hash.h"
 #include "core/hyper.h"
@@ -143,7 +144,7 @@ enum status run_open(struct run *r, struct diag *diag)
         r->peak_flops = cpu_peak_flops(
                 r->pool,
                 r->config->train.precision == PRECISION_BF16 ? DT_BF16 : DT_F32);
-    return ST_OK;
+    return run_monitor_open(r, diag);
 }
 
 /* ------------------------------------------------------------------------- metrics */
@@ -209,6 +210,7 @@ struct step_result {
     int64_t tokens;
     double mfu;
     enum guard_reason skipped;
+    const struct run_program *program;
 };
 
 /* Why the device left the update out. */
@@ -280,6 +282,7 @@ static enum status run_step(struct run *r, struct step_result *out, struct diag 
     TRY(reader_next(r->reader, &b, diag));
     ASSERT(b && b->batch == r->at.step);
     struct run_program *p = run_program_next(r);
+    out->program = p;
     int64_t micro_tokens = r->micro_batch * r->config->data.seq_len;
     for (uint32_t mb = 0; mb < p->low.program.n_micro_batches; mb++)
         write_inputs(p, mb, &b->arrays, mb * micro_tokens);
@@ -353,19 +356,45 @@ static int64_t next_checkpoint(const struct run *r)
     return MIN((r->at.step / every + 1) * every, steps);
 }
 
+static bool is_reported(const struct run *r)
+{
+    const struct config *c = r->config;
+    return r->at.step % c->log.every == 0 || r->at.step == c->train.steps ||
+           r->at.step == 1;
+}
+
+static void monitor_step(struct run *r, const struct step_result *s)
+{
+    const struct run_monitor_step m = {.program = s->program,
+                                       .loss = s->loss,
+                                       .grad_norm = s->grad_norm,
+                                       .lr = s->lr,
+                                       .tokens_per_s = (double)s->tokens / s->step_s,
+                                       .mfu = s->mfu,
+                                       .step_s = s->step_s,
+                                       .ok = s->skipped == GUARD_NONE,
+                                       .due = is_reported(r)};
+    run_monitor_after_step(r, &m);
+}
+
 static void report_step(struct run *r, const struct step_result *s)
 {
     const struct config *c = r->config;
     double rate = (double)s->tokens / s->step_s;
-    bool due = r->at.step % c->log.every == 0 || r->at.step == c->train.steps ||
-               r->at.step == 1;
+    bool due = is_reported(r);
     if (due || s->skipped != GUARD_NONE) {
-        const struct metrics_field fields[] = {METRICS_F64("loss", s->loss),
-                                               METRICS_F64("grad_norm", s->grad_norm),
-                                               METRICS_F64("lr", s->lr),
-                                               METRICS_F64("step_s", s->step_s),
-                                               METRICS_F64("tokens_per_s", rate),
-                                               METRICS_F64("mfu", s->mfu)};
+        const struct run_monitor_figures f = run_monitor_figures(r);
+        const struct metrics_field fields[] = {
+                METRICS_F64("loss", s->loss),
+                METRICS_F64("grad_norm", s->grad_norm),
+                METRICS_F64("lr", s->lr),
+                METRICS_F64("step_s", s->step_s),
+                METRICS_F64("tokens_per_s", rate),
+                METRICS_F64("mfu", s->mfu),
+                METRICS_F64("max_token_loss", f.max_token_loss),
+                METRICS_F64("clip_factor", f.clip_factor),
+                METRICS_F64("loss_z", f.loss_z),
+                METRICS_F64("grad_norm_z", f.grad_norm_z)};
         run_metric(r, "train", fields, ARRAY_LEN(fields));
     }
     if (!due && !progress_is_live())
@@ -436,6 +465,8 @@ static enum status evaluate(struct run *r, struct diag *diag)
                                            METRICS_I64("eval_tokens", sum.tokens),
                                            METRICS_F64("eval_s", run_now_s() - start)};
     run_metric(r, "eval", fields, ARRAY_LEN(fields));
+    r->evaluated = true;
+    run_monitor_after_eval(r);
     log_info("step %" PRId64 "/%" PRId64 "  held-out loss %.4f  (%" PRId64 " tokens)",
              r->at.step, c->train.steps, r->last_eval_loss, sum.tokens);
     return ST_OK;
@@ -479,6 +510,7 @@ static enum status save(struct run *r, bool last, struct diag *diag)
 static enum status after_step(struct run *r, const struct step_result *s,
                               struct diag *diag)
 {
+    monitor_step(r, s);
     TRY(guard_step(r, s, diag));
     report_step(r, s);
     TRY(maybe_evaluate(r, diag));
@@ -542,6 +574,7 @@ enum status run_train(struct run *r, struct diag *diag)
     enum status st = steps(r, diag);
     save_before_leaving(r, st);
     progress_end();
+    run_monitor_finish(r);
     const struct metrics_field fields[] = {
             METRICS_TEXT("status", status_name(st)), METRICS_F64("loss", r->last_loss),
             METRICS_F64("tokens_per_s",
