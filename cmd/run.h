@@ -87,6 +87,7 @@ struct run {
     struct run_position at;
     struct guard guard;
     int64_t last_saved_step; /* -1: none */
+    int64_t metrics_lost;    /* lines that could not be written: said once */
     int64_t save_tried_step; /* the last one, whether it worked or not */
     double start_s;          /* monotonic clock at the start of this attempt */
     double train_s;          /* spent in steps */
@@ -94,7 +95,6 @@ struct run {
     double last_loss, last_eval_loss;
     bool evaluated;   /* last_eval_loss is set */
     bool save_failed; /* the last save did not work: said once, retried at the next */
-    bool metrics_failed;  /* the same of a line of metrics */
     bool eval_unfinished; /* a stop cut the last evaluation short */
     const char *resumed_from;
     struct arena arena;

@@ -155,12 +155,9 @@ void run_metric(struct run *r, const char *kind, const struct metrics_field *fie
     struct metrics_head head = {kind, r->at.step, r->at.tokens,
                                 run_now_s() - r->start_s};
     struct diag diag = {0};
-    bool failed = metrics_write(r->metrics, &head, fields, n, &diag) != ST_OK;
-    if (failed && !r->metrics_failed)
+    if (metrics_write(r->metrics, &head, fields, n, &diag) != ST_OK &&
+        r->metrics_lost++ == 0)
         log_warn("lines of metrics are lost, training goes on: %s", diag.text);
-    if (!failed && r->metrics_failed)
-        log_info("metrics are written again (step %" PRId64 ")", r->at.step);
-    r->metrics_failed = failed;
 }
 
 static void event(struct run *r, const char *what)
@@ -580,5 +577,8 @@ enum status run_train(struct run *r, struct diag *diag)
             METRICS_F64("tokens_per_s",
                         r->train_s > 0 ? (double)r->train_tokens / r->train_s : 0.0)};
     run_metric(r, "summary", fields, ARRAY_LEN(fields));
+    if (r->metrics_lost > 0)
+        log_warn("lines of metrics that were lost (%s): %" PRId64, r->config->log.jsonl,
+                 r->metrics_lost);
     return st;
 }

@@ -110,7 +110,8 @@ with() {
     wrong 66 'cannot open file (text/): system says' '' run.yaml data.train=text/
     wrong 66 "model (command line): got 'm.yaml', wanted a file that is there" '' \
         run.yaml model=m.yaml
-    wrong 66 '(nowhere): system says' '' run.yaml init=nowhere
+    wrong 66 'init: no such checkpoint: got nowhere, wanted one that exists' '' \
+        run.yaml init=nowhere
     wrong 66 '(nowhere): system says' '' run.yaml checkpoint.resume=nowhere
     wrong 66 '(valid.txt): system says' '' run.yaml data.valid=valid.txt
 }

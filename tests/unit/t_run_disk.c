@@ -218,11 +218,20 @@ static void test_full_for_a_while(void **state)
     struct child c = make_run(f, dir, 14);
     c.hooks = &hooks;
     child_arg(&c, "checkpoint.every=2");
+    char tensorboard[1300], prometheus[1300];
+    snprintf(tensorboard, sizeof(tensorboard), "log.tensorboard=%s",
+             below_mount(f, "tb"));
+    snprintf(prometheus, sizeof(prometheus), "log.prometheus=%s",
+             below_mount(f, "figures.prom"));
+    child_arg(&c, tensorboard);
+    child_arg(&c, prometheus);
     child_expect(&c, 0);
     const char *err = child_text(&f->tmp, f->err);
     assert_int_equal(child_count(err, "not saved, training goes on"), 1);
     assert_int_equal(child_count(err, "checkpoint saved again (step 12)"), 1);
     assert_true(child_count(err, "lines of metrics are lost") <= 1);
+    assert_int_equal(child_count(err, "lines of metrics that were lost"),
+                     child_count(err, "lines of metrics are lost"));
     assert_non_null(strstr(err, strerror(ENOSPC)));
     struct child clean = make_run(f, f->dir, 14);
     child_expect(&clean, 0);

@@ -226,19 +226,14 @@ static void break_pitch(struct program *p)
     v->ld -= 1;
 }
 
-/* The loss sum does not outlive the step any more, and nobody in it reads the sum: the
- * clip op looks at another one, which the host is said to write. */
+/* The loss sum does not outlive the step any more, and nobody in it reads the sum. */
 static void break_unused_op(struct program *p)
 {
-    uint32_t sum = value_out(p, op_at(p, "forward", OP_SUM, -1), 0)->storage;
-    uint32_t other = program_storage(p, SC_PARAMS, SLOT_NONE, 8, "other");
-    int64_t one = 1;
-    p->storages.data[other].n_copies = 1;
-    p->storages.data[other].offset_first = p->offsets.n;
-    vec_push(&p->offsets, (int64_t)-1);
-    uint32_t v = program_value(p, other, 0, DT_F64, 1, &one, "other");
-    p->operands.data[op_at(p, "optimizer", OP_CLIP, -1)->operand_first + 2] = v;
-    p->storages.data[sum].cls = SC_ACTIVATION;
+    /* The clipping reads another f64[1] in place of the loss. */
+    uint32_t other = op_out(p, op_at(p, "optimizer", OP_NORM_SQ, -1), 0);
+    uint32_t s = value_out(p, op_at(p, "forward", OP_SUM, -1), 0)->storage;
+    p->storages.data[s].cls = SC_ACTIVATION;
+    set_in(p, op_at(p, "optimizer", OP_CLIP, -1), 2, other);
 }
 
 static void break_unused_storage(struct program *p)
