@@ -16,29 +16,23 @@
     ",\"elapsed_s\":1.5,\"attempt\":" #attempt
 
 #define TRAIN(step, attempt, loss) HEAD("train", step, attempt) ",\"loss\":" loss "}\n"
+#define START                      ",\"event\":\"start\",\"command\":\"angel pretrain 'a<b'\",\"steps\":20,"
+#define LOOK                       ",\"event\":\"monitor\",\"tensor\":\"residual\","
 
-static const char metrics[] = HEAD(
-        "event", 0,
-        1) ",\"event\":\"start\",\"command\":\"angel pretrain 'a<b'\","
-           "\"steps\":20,\"arena_bytes\":1048576,\"grad_bytes\":4096}\n" TRAIN(
-                   1, 1, "6.5") TRAIN(5, 1, "null") TRAIN(10, 1, "4.25") TRAIN(15, 1,
-                                                                               "4")
-                   HEAD("event", 10,
-                        2) ",\"event\":\"start\",\"command\":\"angel pretrain 'a<b'\","
-                           "\"steps\":20,\"arena_bytes\":1048576}\n" TRAIN(
-                                   15, 2, "3.875") TRAIN(20, 2, "3.5")
-                                   HEAD("event", 20,
-                                        2) ",\"event\":\"monitor\",\"tensor\":\"residual\",\"layer\":0,"
-                                           "\"rms\":1}\n" HEAD(
-                                                   "event", 20,
-                                                   2) ",\"event\":\"monitor\",\"tensor\":\"residual\",\"layer\":1,"
-                                                      "\"rms\":2}\n" HEAD(
-                                                              "event", 20,
-                                                              2) ",\"event\":\"alarm\",\"rule\":\"growth\",\"tensor\":"
-                                                                 "\"param of <x>\",\"value\":9,\"before\":0.5}\n" HEAD("ckpt", 20, 2) ",\"save_s\":0.5,\"bytes\":2097152,\"ratio\":0.8}\n" HEAD(
-                                                                         "summary", 20,
-                                                                         2) ",\"status\":\"ok\"}\n"
-                                                                            "{\"kind\":\"tra";
+/* clang-format off */
+static const char metrics[] =
+        HEAD("event", 0, 1) START "\"arena_bytes\":1048576,\"grad_bytes\":4096}\n"
+        TRAIN(1, 1, "6.5") TRAIN(5, 1, "null") TRAIN(10, 1, "4.25") TRAIN(15, 1, "4")
+        HEAD("event", 10, 2) START "\"arena_bytes\":1048576}\n"
+        TRAIN(15, 2, "3.875") TRAIN(20, 2, "3.5")
+        HEAD("event", 20, 2) LOOK "\"layer\":0,\"rms\":1}\n"
+        HEAD("event", 20, 2) LOOK "\"layer\":1,\"rms\":2}\n"
+        HEAD("event", 20, 2) ",\"event\":\"alarm\",\"rule\":\"growth\",\"tensor\":"
+                             "\"param of <x>\",\"value\":9,\"before\":0.5}\n"
+        HEAD("ckpt", 20, 2) ",\"save_s\":0.5,\"bytes\":2097152,\"ratio\":0.8}\n"
+        HEAD("summary", 20, 2) ",\"status\":\"ok\"}\n"
+        "{\"kind\":\"tra";
+/* clang-format on */
 
 /* Elements open and close in order; scripts and styles are skipped, and so are elements
  * without an end. */
@@ -122,7 +116,7 @@ static void test_page(void **state)
     assert_has(html.s, "20 / 20");
     assert_has(html.s, "data-v=\"1:6.5,10:4.25,15:3.875,20:3.5\"");
     assert_has(html.s, "attempt 2 begins at step 10");
-    assert_has(html.s, "2 MiB");
+    assert_has(html.s, "<td class=\"n\">2.00 MiB</td>");
     assert_has(html.s, "prefers-color-scheme:dark");
     assert_has(html.s, "No checkpoint of this folder tells it");
     str_free(&html);
