@@ -48,7 +48,7 @@ struct run;
 
 /* What a test looks at and meddles with; NULL members, and no hooks at all, in a run. */
 struct run_hooks {
-    struct durable *durable; /* of every save */
+    struct durable *durable; /* of the checkpoint directory and of every save */
     double peak_flops;       /* in place of measuring it, which takes time; 0: none */
     /* Called before each computation of a step: `attempt` is 1 when it is repeated. */
     void (*before_compute)(void *arg, struct run *r, int attempt);

@@ -131,7 +131,8 @@ enum status run_open(struct run *r, struct diag *diag)
                         "init: no such checkpoint: got %s, wanted one that exists",
                         r->config->init);
     TRY(open_data(r, diag));
-    TRY(ckpt_lock(r->config->checkpoint.dir, NULL, &r->lock, diag));
+    TRY(ckpt_lock(r->config->checkpoint.dir, r->hooks ? r->hooks->durable : NULL,
+                  &r->lock, diag));
     TRY(run_probe_output(r, diag));
     TRY(metrics_open(r->config->log.jsonl, &r->metrics, diag));
     TRY(open_memory(r, diag));
@@ -217,8 +218,9 @@ static enum guard_reason reason_of(const struct run *r, const struct step_result
 {
     if (!isfinite(s->loss) || !isfinite(s->grad_norm))
         return GUARD_NONFINITE;
-    double limit = guard_limit(&r->guard.norm, r->config->train.spike_z);
-    return (float)s->grad_norm > (float)limit ? GUARD_NORM_SPIKE : GUARD_LOSS_SPIKE;
+    float limit = (float)guard_limit(&r->guard.norm, r->config->train.spike_z);
+    return limit > 0 && (float)s->grad_norm > limit ? GUARD_NORM_SPIKE
+                                                    : GUARD_LOSS_SPIKE;
 }
 
 /* Computes the step whose batch and numbers are written. */

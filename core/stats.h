@@ -3,7 +3,7 @@
 #define CORE_STATS_H
 
 enum stats {
-    STATS_ABSMAX,  /* largest magnitude; a NaN is passed over here and shows in the sums */
+    STATS_ABSMAX, /* largest magnitude; a NaN is passed over here and shows in the sums */
     STATS_SQUARES, /* sum of squares */
     STATS_SUM,
     STATS_ZEROS, /* elements equal to zero */

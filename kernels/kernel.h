@@ -32,8 +32,8 @@ struct kernel_row {
 };
 
 enum cpu_isa {
-    ISA_AVX2 = 1u << 0,       /* with FMA */
-    ISA_AVX512 = 1u << 1,     /* F, BW, DQ, VL */
+    ISA_AVX2 = 1u << 0,   /* with FMA */
+    ISA_AVX512 = 1u << 1, /* F, BW, DQ, VL */
     ISA_AVX512_BF16 = 1u << 2,
 };
 
