@@ -235,6 +235,8 @@ static void test_alarms(void **state)
     assert_int_equal(probe_watch_look(w, f, a), 1);
     assert_int_equal(a[0].probe, 0);
     assert_string_equal(a[0].rule, "collapse");
+    /* The same again is not said again. */
+    assert_int_equal(probe_watch_look(w, f, a), 0);
     f[0].rms = 1;
     f[2].rms = NAN;
     assert_int_equal(probe_watch_look(w, f, a), 1);
