@@ -17,6 +17,7 @@ struct probe_watch {
     uint32_t n_looks; /* that the ring holds */
     uint64_t n_taken;
     struct probe_figures *ring; /* [n_looks][n] */
+    uint64_t *quiet_until;      /* [n]: looks */
 };
 
 struct probe_watch *probe_watch_create(const struct model *m,
@@ -27,6 +28,7 @@ struct probe_watch *probe_watch_create(const struct model *m,
     *w = (struct probe_watch){.model = m, .probes = probes, .n = n};
     w->n_looks = (uint32_t)MAX(WATCH_STEPS / monitor_every, 1);
     w->ring = mem_alloc(w->n_looks * (size_t)n * sizeof(*w->ring));
+    w->quiet_until = mem_alloc(n * sizeof(*w->quiet_until));
     return w;
 }
 
@@ -35,6 +37,7 @@ void probe_watch_destroy(struct probe_watch *w)
     if (!w)
         return;
     mem_free(w->ring);
+    mem_free(w->quiet_until);
     mem_free(w);
 }
 
@@ -79,8 +82,9 @@ uint32_t probe_watch_look(struct probe_watch *w, const struct probe_figures *now
         struct probe_alarm *a = &alarms[n];
         const char *rule =
                 broken_rule(w, &w->probes[i], &now[i], oldest ? &oldest[i] : NULL, a);
-        if (!rule)
+        if (!rule || w->n_taken < w->quiet_until[i])
             continue;
+        w->quiet_until[i] = w->n_taken + w->n_looks;
         a->rule = rule;
         a->probe = i;
         n++;

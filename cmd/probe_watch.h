@@ -5,6 +5,8 @@
  *   collapse    the root mean square of a matrix or of the residual stream is less than
  *               a tenth of what it was then
  *   non-finite  some element is not finite
+ *
+ * A probe that raised one is quiet for the next WATCH_STEPS steps.
  */
 #ifndef CMD_PROBE_WATCH_H
 #define CMD_PROBE_WATCH_H

@@ -25,7 +25,7 @@ static const char style[] =
         "body{margin:0 auto;max-width:1240px;padding:24px 20px 48px;background:var(--bg);"
         "color:var(--ink);font:15px/1.5 system-ui,sans-serif}"
         "h1{font-size:24px;margin:0}h2{font-size:17px;margin:32px 0 10px}"
-        "p{margin:6px 0}.dim{color:var(--dim)}.bad{color:var(--bad)}"
+        "p{margin:6px 0}.e{min-width:110px}.dim{color:var(--dim)}.bad{color:var(--bad)}"
         ".tiles{display:grid;grid-template-columns:repeat(auto-fill,minmax(150px,1fr));"
         "gap:10px;margin-top:18px}"
         ".tile,figure,table,pre{background:var(--card);border:1px solid var(--line);"
@@ -280,8 +280,8 @@ static void add_events(struct str *h, const struct report_data *d)
         const struct report_event *e = &d->events.data[i];
         str_printf(h,
                    "<tr><td class=\"n\">%" PRId64 "</td><td class=\"n\">%" PRId64
-                   "</td><td%s>",
-                   e->step, e->attempt, e->alarm ? " class=\"bad\"" : "");
+                   "</td><td class=\"%s\">",
+                   e->step, e->attempt, e->alarm ? "e bad" : "e");
         svg_text(h, e->what);
         str_add(h, "</td><td>");
         svg_text(h, e->detail);

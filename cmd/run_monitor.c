@@ -343,9 +343,11 @@ static void raise_alarms(struct run *r, const struct lowered *low, uint32_t n)
         probe_text(r, p, text, sizeof(text));
         alarm_event(r, a->rule, text, probe_layer(r, p), a->now, a->before);
         if (i < ALARMS_SAID)
-            log_warn("step %" PRId64 ": %s of %s: %.4g, and %.4g at most %d steps or "
-                     "one look before",
-                     r->at.step, a->rule, text, a->now, a->before, WATCH_STEPS);
+            log_warn("step %" PRId64 ": %s: %s of %s is %.4g, was %.4g", r->at.step,
+                     a->rule,
+                     strcmp(a->rule, "growth") == 0 ? "largest magnitude"
+                                                    : "root mean square",
+                     text, a->now, a->before);
     }
     if (n > ALARMS_SAID)
         log_warn("step %" PRId64 ": %u more alarms in %s", r->at.step, n - ALARMS_SAID,

@@ -125,14 +125,14 @@ static enum status pack_all(struct run *r, struct diag *diag)
     return st;
 }
 
-/* Programs for the settled micro-batch and activations. */
-static enum status build_programs(struct run *r, struct diag *diag)
+/* Programs for the present micro-batch and activations. */
+static enum status build_programs(struct run *r, bool monitors, struct diag *diag)
 {
     free_programs(r);
     int64_t *batch =
             mem_alloc((size_t)r->config->train.global_batch.n * sizeof(*batch));
     int n_plain = distinct_batches(r->config, batch);
-    int n = r->config->log.monitor_every > 0 ? 2 * n_plain : n_plain;
+    int n = monitors ? 2 * n_plain : n_plain;
     r->train = mem_alloc((size_t)n * sizeof(*r->train));
     r->n_plain = n_plain;
     enum status st = ST_OK;
@@ -182,8 +182,9 @@ static bool hopeless(const struct run *r)
            r->device_limit_bytes;
 }
 
-/* Tries the given activations, cheapest in time first, and smaller micro-batches. */
-static enum status settle(struct run *r, struct diag *diag)
+/* Tries the given activations, cheapest in time first, and smaller micro-batches: without
+ * probes, whose few bytes decide nothing. */
+static enum status search(struct run *r, struct diag *diag)
 {
     static const enum memory_activations order[] = {
             ACTIVATIONS_KEEP, ACTIVATIONS_SELECTIVE, ACTIVATIONS_RECOMPUTE};
@@ -198,7 +199,7 @@ static enum status settle(struct run *r, struct diag *diag)
         r->micro_batch = m;
         for (size_t i = 0; i < (auto_act ? ARRAY_LEN(order) : 1); i++) {
             r->activations = auto_act ? order[i] : c->memory.activations;
-            TRY(build_programs(r, diag));
+            TRY(build_programs(r, false, diag));
             if (fits(r))
                 return ST_OK;
             if (hopeless(r))
@@ -208,6 +209,19 @@ static enum status settle(struct run *r, struct diag *diag)
             return ST_OK; /* run_check_fit tells */
         m = auto_micro_batch(c, m / 2);
     }
+}
+
+static enum status settle(struct run *r, struct diag *diag)
+{
+    const struct config *c = r->config;
+    bool monitors = c->log.monitor_every > 0;
+    if (c->memory.activations == ACTIVATIONS_AUTO || c->train.micro_batch == 0) {
+        TRY(search(r, diag));
+        return monitors ? build_programs(r, true, diag) : ST_OK;
+    }
+    r->micro_batch = c->train.micro_batch;
+    r->activations = c->memory.activations;
+    return build_programs(r, monitors, diag);
 }
 
 enum status run_plan(struct run *r, struct diag *diag)
