@@ -8,6 +8,7 @@
 
 #include "core/arena.h"
 #include "kernels/cpu/attn.h"
+#include "kernels/cpu/cpu_table.h"
 #include "kernels/cpu/gemm.h"
 #include "kernels/cpu/peak.h"
 
@@ -67,9 +68,10 @@ static int by_value(const void *a, const void *b)
 static const struct kernel_row *row_find(const struct kernel_table *t,
                                          const struct launch *l)
 {
+    uint32_t isa = cpu_isa_detect();
     for (size_t i = 0; i < t->n_rows; i++) {
         const struct kernel_row *r = &t->rows[i];
-        if (r->kind == l->op->kind && r->accepts(l))
+        if (r->kind == l->op->kind && !(r->isa & ~isa) && r->accepts(l))
             return r;
     }
     return NULL;
