@@ -54,6 +54,7 @@ LINK    := $(CC) $(FLAGS_$(V))
 ISA_avx2     := -mavx2 -mfma
 ISA_avx512   := -mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx2 -mfma
 ISA_avx512bf16 := $(ISA_avx512) -mavx512bf16
+ISA_amx      := $(ISA_avx512bf16) -mamx-tile -mamx-bf16
 
 FOLDERS := core io memory kernels kernels/cpu parallel cmd
 SRC     := $(sort $(foreach d,$(FOLDERS),$(wildcard $(d)/*.c)))
@@ -74,7 +75,7 @@ angel: build/release/angel
 
 # What the objects were built with: changed text rebuilds everything; a changed prefix
 # only what holds it.
-BUILD_TEXT := $(CC) $(CFLAGS) $(LDLIBS) $(ISA_avx2) $(ISA_avx512bf16) $(VERSION)
+BUILD_TEXT := $(CC) $(CFLAGS) $(LDLIBS) $(ISA_avx2) $(ISA_amx) $(VERSION)
 $(B)/flags: STAMP := $(BUILD_TEXT)
 $(B)/prefix: STAMP := $(DATADIR)
 $(B)/flags $(B)/prefix: FORCE

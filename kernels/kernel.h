@@ -35,6 +35,7 @@ enum cpu_isa {
     ISA_AVX2 = 1u << 0,   /* with FMA */
     ISA_AVX512 = 1u << 1, /* F, BW, DQ, VL */
     ISA_AVX512_BF16 = 1u << 2,
+    ISA_AMX_BF16 = 1u << 3, /* with AMX-TILE, and the system's leave to use it */
 };
 
 /* A table of rows; each kernels/cpu file exports one. */

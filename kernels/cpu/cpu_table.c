@@ -1,5 +1,11 @@
 #include "kernels/cpu/cpu_table.h"
 
+#if defined(__x86_64__)
+#include <cpuid.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
 #include "kernels/cpu/attn.h"
 #include "kernels/cpu/gemm.h"
 
@@ -62,6 +68,26 @@ const struct kernel_row *cpu_table_at(size_t i, bool *is_reference)
     return NULL;
 }
 
+#if defined(__x86_64__)
+
+#define CPUID_7_EDX_AMX_BF16 (1u << 22)
+#define CPUID_7_EDX_AMX_TILE (1u << 24)
+#define ARCH_REQ_XCOMP_PERM  0x1023
+#define XFEATURE_XTILEDATA   18
+
+/* The system saves tiles only for processes that have asked for it. The leave is the whole
+ * process's, threads that run already included, and asking again changes nothing. */
+static bool amx_is_granted(void)
+{
+    unsigned a, b, c, d;
+    if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || !(d & CPUID_7_EDX_AMX_BF16) ||
+        !(d & CPUID_7_EDX_AMX_TILE))
+        return false;
+    return !syscall(SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA);
+}
+
+#endif
+
 uint32_t cpu_isa_detect(void)
 {
     uint32_t isa = 0;
@@ -75,6 +101,8 @@ uint32_t cpu_isa_detect(void)
         isa |= ISA_AVX512;
     if ((isa & ISA_AVX512) && __builtin_cpu_supports("avx512bf16"))
         isa |= ISA_AVX512_BF16;
+    if ((isa & ISA_AVX512_BF16) && amx_is_granted())
+        isa |= ISA_AMX_BF16;
 #endif
     return isa;
 }

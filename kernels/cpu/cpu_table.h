@@ -31,7 +31,9 @@ const struct kernel_row *cpu_table_row(uint32_t id);
  * *is_reference says which kind it is. */
 const struct kernel_row *cpu_table_at(size_t i, bool *is_reference);
 
-/* Instruction sets that this processor and its system offer. */
+/* Instruction sets that this processor and its system offer: bits of enum cpu_isa. Where
+ * the processor has tile registers it asks the system to let this process use them, which
+ * holds until the process ends. */
 uint32_t cpu_isa_detect(void);
 
 #endif

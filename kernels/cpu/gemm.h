@@ -25,16 +25,18 @@ struct gemm_dst {
     int64_t ld_out;
     enum dtype addend_dtype;
     enum dtype out_dtype;
+    int64_t n_rows;
     bool first;
     bool last;
 };
 
 /* Packs `width` rows (or columns) by `k` inner elements into a panel; columns past `width`
- * of a B panel are zeros. in: src, the first element; ld, its pitch in elements. */
+ * of a B panel are zeros, and so is what fills the last steps up to step_unit. in: src, the first element; ld, its pitch in elements. */
 typedef void (*gemm_pack_fn)(void *panel, const void *src, int64_t ld, int64_t width,
                              int64_t k);
 
-/* One tile: `steps` 32-bit inner steps of packed panels; n_cols columns are stored. */
+/* One tile: `steps` 32-bit inner steps of packed panels; d->n_rows rows and n_cols columns
+ * are stored. */
 typedef void (*gemm_tile_fn)(const void *a, const void *b, int64_t steps,
                              const struct gemm_dst *d, int64_t n_cols);
 
@@ -45,17 +47,22 @@ struct gemm_isa {
     int mr;          /* rows of a tile */
     int nr;          /* columns of a tile */
     int k_per_step;  /* 1, or 2 for bf16 pairs */
+    int step_unit;   /* steps of a panel are a multiple of this; 0: of 1 */
     int64_t k_block; /* steps at most */
     int64_t n_block; /* columns of B packed at a time */
     gemm_pack_fn pack_a[2][2];
     gemm_pack_fn pack_b[2][2];
     const gemm_tile_fn *tile; /* tile[r - 1] stores r rows */
+    /* What every thread does before its share and after it, or NULL. */
+    void (*thread_begin)(void);
+    void (*thread_end)(void);
 };
 
 extern const struct gemm_isa gemm_isa_portable;
 extern const struct gemm_isa gemm_isa_avx2;
 extern const struct gemm_isa gemm_isa_avx512;
 extern const struct gemm_isa gemm_isa_avx512bf16;
+extern const struct gemm_isa gemm_isa_amx;
 
 /* An operand seen as [rows, K]: element (r, k) is at r*ld + k when k_contiguous, else at
  * k*ld + r. */

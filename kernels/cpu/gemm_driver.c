@@ -25,6 +25,12 @@ static double share_cost(const struct gemm_args *g, int tm, int tn)
     return m * n + 8.0 * (m + n);
 }
 
+/* Steps of panels that hold k elements. */
+static int64_t panel_steps(const struct gemm_isa *isa, int64_t k)
+{
+    return round_up_i64(ceil_div_i64(k, isa->k_per_step), MAX(isa->step_unit, 1));
+}
+
 static struct gemm_plan gemm_plan(const struct gemm_args *g, int n_threads)
 {
     const struct gemm_isa *isa = g->isa;
@@ -42,7 +48,8 @@ static struct gemm_plan gemm_plan(const struct gemm_args *g, int n_threads)
     }
     int64_t steps = ceil_div_i64(g->k, isa->k_per_step);
     int64_t n_blocks = ceil_div_i64(steps, isa->k_block);
-    int64_t k_steps = round_up_i64(ceil_div_i64(steps, n_blocks), K_UNIT);
+    int64_t k_steps =
+            round_up_i64(ceil_div_i64(steps, n_blocks), MAX(K_UNIT, isa->step_unit));
     p.k_block = k_steps * isa->k_per_step;
     int64_t share_m = round_up_i64(ceil_div_i64(g->m, p.threads_m), isa->mr);
     int64_t share_n = round_up_i64(ceil_div_i64(g->n, p.threads_n), isa->nr);
@@ -89,7 +96,7 @@ static void pack_b_block(const struct gemm_thread *t, const struct gemm_block *b
     const struct gemm_operand *o = &t->g->b;
     const struct gemm_isa *isa = t->g->isa;
     gemm_pack_fn pack = isa->pack_b[o->dtype][o->k_contiguous];
-    int64_t steps = ceil_div_i64(b->k_len, isa->k_per_step);
+    int64_t steps = panel_steps(isa, b->k_len);
     for (int64_t j = 0; j < b->cols; j += isa->nr)
         pack(t->b_panels + j * steps * 4, operand_at(o, b->col + j, b->k), o->ld,
              MIN(isa->nr, b->cols - j), b->k_len);
@@ -130,13 +137,14 @@ static void multiply_block(const struct gemm_thread *t, const struct gemm_block 
     const struct gemm_operand *o = &t->g->a;
     const struct gemm_isa *isa = t->g->isa;
     gemm_pack_fn pack = isa->pack_a[o->dtype][o->k_contiguous];
-    int64_t steps = ceil_div_i64(b->k_len, isa->k_per_step);
+    int64_t steps = panel_steps(isa, b->k_len);
     for (int64_t i = 0; i < b->rows; i += isa->mr) {
         int64_t rows = MIN(isa->mr, b->rows - i);
         pack(t->a_panel, operand_at(o, b->row + i, b->k), o->ld, rows, b->k_len);
         gemm_tile_fn tile = isa->tile[rows - 1];
         for (int64_t j = 0; j < b->cols; j += isa->nr) {
             struct gemm_dst d = block_dst(t, b, b->row + i, b->col + j);
+            d.n_rows = rows;
             tile(t->a_panel, t->b_panels + j * steps * 4, steps, &d,
                  MIN(isa->nr, b->cols - j));
         }
@@ -161,6 +169,8 @@ static void gemm_thread(void *arg, int thread, int n_threads)
     int64_t m_begin, m_end, n_begin, n_end;
     pool_share(g->m, g->isa->mr, thread % p->threads_m, p->threads_m, &m_begin, &m_end);
     pool_share(g->n, g->isa->nr, thread / p->threads_m, p->threads_n, &n_begin, &n_end);
+    if (g->isa->thread_begin)
+        g->isa->thread_begin();
     struct gemm_block b;
     for (b.row = m_begin; b.row < m_end; b.row += p->m_block) {
         b.rows = MIN(p->m_block, m_end - b.row);
@@ -173,6 +183,8 @@ static void gemm_thread(void *arg, int thread, int n_threads)
             }
         }
     }
+    if (g->isa->thread_end)
+        g->isa->thread_end();
 }
 
 void gemm_run(const struct gemm_args *g, struct pool *pool)

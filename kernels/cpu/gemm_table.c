@@ -102,10 +102,14 @@ static bool bf16_dot_is_fast(void)
 #endif
 }
 
+static bool accepts_bf16(const struct launch *l)
+{
+    return accepts_any(l) && l->in[0].dtype == DT_BF16 && l->in[1].dtype == DT_BF16;
+}
+
 static bool accepts_bf16_dot(const struct launch *l)
 {
-    return accepts_any(l) && l->in[0].dtype == DT_BF16 && l->in[1].dtype == DT_BF16 &&
-           bf16_dot_is_fast();
+    return accepts_bf16(l) && bf16_dot_is_fast();
 }
 
 #define GEMM_ISA_DEFINE(name)                                                          \
@@ -125,6 +129,7 @@ GEMM_ISA_DEFINE(portable)
 GEMM_ISA_DEFINE(avx2)
 GEMM_ISA_DEFINE(avx512)
 GEMM_ISA_DEFINE(avx512bf16)
+GEMM_ISA_DEFINE(amx)
 #endif
 
 #define GEMM_ROWS(isa_bits, accepts, name)                                             \
@@ -139,6 +144,7 @@ GEMM_ISA_DEFINE(avx512bf16)
 /* In order of preference. */
 static const struct kernel_row rows[] = {
 #if defined(__x86_64__)
+        GEMM_ROWS(ISA_AVX512 | ISA_AVX512_BF16 | ISA_AMX_BF16, accepts_bf16, amx),
         GEMM_ROWS(ISA_AVX512 | ISA_AVX512_BF16, accepts_bf16_dot, avx512bf16),
         GEMM_ROWS(ISA_AVX512, accepts_any, avx512),
         GEMM_ROWS(ISA_AVX2, accepts_any, avx2),

@@ -2,6 +2,8 @@
 
 #include <time.h>
 
+#include "kernels/cpu/cpu_table.h"
+
 #define N_ROUNDS      5
 #define ROUND_SECONDS 0.01
 
@@ -12,14 +14,15 @@ static double now_s(void)
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
-static const struct peak_loop *peak_loop_f32(void)
+static const struct peak_loop *peak_loop_f32(uint32_t isa)
 {
 #if defined(__x86_64__)
-    if (__builtin_cpu_supports("avx512f"))
+    if (isa & ISA_AVX512)
         return &peak_loop_avx512;
-    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"))
+    if (isa & ISA_AVX2)
         return &peak_loop_avx2;
 #endif
+    (void)isa;
     return &peak_loop_portable;
 }
 
@@ -59,12 +62,16 @@ static double loop_flops(struct pool *pool, const struct peak_loop *loop)
 
 double cpu_peak_flops(struct pool *pool, enum dtype precision)
 {
-    double flops = loop_flops(pool, peak_loop_f32());
+    uint32_t isa = cpu_isa_detect();
+    double flops = loop_flops(pool, peak_loop_f32(isa));
+    if (precision != DT_BF16)
+        return flops;
 #if defined(__x86_64__)
+    if (isa & ISA_AMX_BF16)
+        return MAX(flops, loop_flops(pool, &peak_loop_amx));
     /* Not every processor's bf16 dot is faster than widening and multiplying in f32. */
-    if (precision == DT_BF16 && __builtin_cpu_supports("avx512bf16"))
+    if (isa & ISA_AVX512_BF16)
         flops = MAX(flops, loop_flops(pool, &peak_loop_avx512bf16));
 #endif
-    (void)precision;
     return flops;
 }

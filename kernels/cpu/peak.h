@@ -8,7 +8,7 @@
 
 /* Flops per second of all threads of the pool together on independent multiply-adds that
  * never leave the registers, in the fastest form this processor has for the precision: for
- * bf16 the dot instruction, or f32 after widening where that is faster. Takes about 50 ms
+ * bf16 tiles or the dot instruction, or f32 after widening where that is faster. Takes about 50 ms
  * per form; the best of five rounds counts. in: precision DT_F32 or DT_BF16. threads: one
  * caller of the pool. */
 double cpu_peak_flops(struct pool *pool, enum dtype precision);
@@ -23,5 +23,6 @@ extern const struct peak_loop peak_loop_portable;
 extern const struct peak_loop peak_loop_avx2;
 extern const struct peak_loop peak_loop_avx512;
 extern const struct peak_loop peak_loop_avx512bf16;
+extern const struct peak_loop peak_loop_amx;
 
 #endif

@@ -1,5 +1,5 @@
 /* Rates of the matrix products and of attention against the register peak measured in the
- * same run. usage: bench_gemm [threads [repetitions [part
+ * same run: f32, bf16 without tile registers, bf16 with them where there are any. usage: bench_gemm [threads [repetitions [part
  * of a shape's name]]] */
 #include <stdio.h>
 #include <stdlib.h>
@@ -8,6 +8,7 @@
 
 #include "core/arena.h"
 #include "kernels/cpu/attn.h"
+#include "kernels/cpu/cpu_table.h"
 #include "kernels/cpu/gemm.h"
 #include "kernels/cpu/peak.h"
 
@@ -26,7 +27,8 @@ static const struct shape shapes[] = {
 };
 
 /* Sets of operands that are used in turn, so that weights come from memory. */
-#define N_SETS 4
+#define N_SETS     4
+#define N_REPS_MAX 64
 
 struct bench {
     struct pool *pool;
@@ -64,12 +66,14 @@ static int by_value(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
+/* The first row that takes the launch and needs no instruction set of `without`. */
 static const struct kernel_row *row_find(const struct kernel_table *t,
-                                         const struct launch *l)
+                                         const struct launch *l, uint32_t without)
 {
+    uint32_t isa = cpu_isa_detect() & ~without;
     for (size_t i = 0; i < t->n_rows; i++) {
         const struct kernel_row *r = &t->rows[i];
-        if (r->kind == l->op->kind && r->accepts(l))
+        if (r->kind == l->op->kind && !(r->isa & ~isa) && r->accepts(l))
             return r;
     }
     return NULL;
@@ -80,72 +84,107 @@ static struct view matrix(void *data, enum dtype t, int64_t rows, int64_t cols)
     return (struct view){data, t, 2, {rows, cols}, cols};
 }
 
-/* Median rate of one product over the repetitions. */
-static double rate(const struct bench *b, enum op_kind kind, const struct shape *s,
-                   enum dtype t, void *const *sets, const char **name)
+/* What is compared: a dtype and the instruction sets that it goes without. */
+struct variant {
+    enum dtype dtype;
+    uint32_t without;
+};
+
+static const struct variant variants[] = {
+        {DT_F32, 0},
+        {DT_BF16, ISA_AMX_BF16},
+        {DT_BF16, 0},
+};
+#define N_VARIANTS ((int)ARRAY_LEN(variants))
+
+struct product {
+    enum op_kind kind;
+    const struct shape *s;
+    enum dtype dtype;
+    void *const *sets;
+};
+
+static void product_launch(const struct product *p, struct prog_op *op, int set,
+                           struct launch *l)
 {
-    struct prog_op op = {.kind = (uint16_t)kind, .n_in = kind == OP_LINEAR_DW ? 3 : 2};
-    double secs[64];
-    void *scratch = NULL;
-    int64_t bytes = 0;
-    for (int r = -1; r < b->reps; r++) {
-        char *base = sets[(r + 1) % N_SETS];
-        struct view x = matrix(base, t, s->t, s->k);
-        struct view w = matrix(base + s->t * s->k * 4, t, s->n, s->k);
-        struct view y = matrix((char *)w.data + s->n * s->k * 4, t, s->t, s->n);
-        struct view g = matrix((char *)y.data + s->t * s->n * 4, DT_F32, s->n, s->k);
-        struct launch l = {.op = &op};
-        if (kind == OP_LINEAR) {
-            l.in[0] = x, l.in[1] = w, l.out[0] = y;
-        } else if (kind == OP_LINEAR_DX) {
-            l.in[0] = y, l.in[1] = w, l.out[0] = x;
-        } else {
-            l.in[0] = y, l.in[1] = x, l.in[2] = g, l.out[0] = g;
-        }
-        const struct kernel_row *row = row_find(&kernels_gemm, &l);
-        *name = row->name;
-        if (!scratch) {
-            bytes = row->scratch_bytes(&l, pool_threads(b->pool));
-            scratch = pages((size_t)bytes);
-            memset(scratch, 0, (size_t)bytes);
-        }
-        l.scratch = scratch;
-        double start = now_s();
-        row->run(&(struct kernel_call){&l, b->pool});
-        if (r >= 0)
-            secs[r] = now_s() - start;
+    const struct shape *s = p->s;
+    char *base = p->sets[set % N_SETS];
+    struct view x = matrix(base, p->dtype, s->t, s->k);
+    struct view w = matrix(base + s->t * s->k * 4, p->dtype, s->n, s->k);
+    struct view y = matrix((char *)w.data + s->n * s->k * 4, p->dtype, s->t, s->n);
+    struct view g = matrix((char *)y.data + s->t * s->n * 4, DT_F32, s->n, s->k);
+    *op = (struct prog_op){.kind = (uint16_t)p->kind,
+                           .n_in = p->kind == OP_LINEAR_DW ? 3 : 2};
+    *l = (struct launch){.op = op};
+    if (p->kind == OP_LINEAR) {
+        l->in[0] = x, l->in[1] = w, l->out[0] = y;
+    } else if (p->kind == OP_LINEAR_DX) {
+        l->in[0] = y, l->in[1] = w, l->out[0] = x;
+    } else {
+        l->in[0] = y, l->in[1] = x, l->in[2] = g, l->out[0] = g;
     }
-    pages_unmap(scratch, (size_t)bytes);
-    qsort(secs, (size_t)b->reps, sizeof(double), by_value);
-    return 2.0 * (double)s->t * (double)s->n * (double)s->k / secs[b->reps / 2];
 }
 
-static void bench_shape(struct bench *b, const struct shape *s)
+/* Seconds of one run. */
+static double product_seconds(const struct bench *b, const struct product *p, int set,
+                              uint32_t without, const char **name)
+{
+    struct prog_op op;
+    struct launch l;
+    product_launch(p, &op, set, &l);
+    const struct kernel_row *row = row_find(&kernels_gemm, &l, without);
+    *name = row->name;
+    size_t bytes = (size_t)row->scratch_bytes(&l, pool_threads(b->pool));
+    l.scratch = pages(bytes);
+    memset(l.scratch, 0, bytes);
+    double start = now_s();
+    row->run(&(struct kernel_call){&l, b->pool});
+    double s = now_s() - start;
+    pages_unmap(l.scratch, bytes);
+    return s;
+}
+
+static void product_print(const struct bench *b, double *secs, double flops,
+                          double peak)
+{
+    qsort(secs, (size_t)b->reps, sizeof(double), by_value);
+    double f = flops / secs[b->reps / 2];
+    printf("  %6.1f %6.1f %3.0f%%", f * 1e-9, flops / secs[0] * 1e-9,
+           100.0 * flops / secs[0] / peak);
+}
+
+/* The variants take turns, so that what else the machine does meets them alike. */
+static void bench_shape(const struct bench *b, const struct shape *s)
 {
     static const enum op_kind kinds[] = {OP_LINEAR, OP_LINEAR_DX, OP_LINEAR_DW};
+    static double secs[ARRAY_LEN(variants)][ARRAY_LEN(kinds)][N_REPS_MAX];
+    const char *name[ARRAY_LEN(variants)] = {0};
     size_t bytes = (size_t)(s->t * s->k + 2 * s->n * s->k + s->t * s->n) * 4;
-    void *sets[N_SETS];
-    for (int i = 0; i < N_SETS; i++)
-        sets[i] = i && bytes > 512 * MIB ? sets[0] : pages(bytes);
-    static const enum dtype dtypes[] = {DT_F32, DT_BF16};
-    for (size_t d = 0; d < ARRAY_LEN(dtypes); d++) {
-        enum dtype t = dtypes[d];
-        for (int i = 0; i < N_SETS; i++)
-            fill(sets[i], t, (int64_t)bytes / 4);
-        b->peak_flops[d] = cpu_peak_flops(b->pool, t);
-        printf("%-13s %5ld %5ld %5ld %-4s", s->name, (long)s->t, (long)s->n, (long)s->k,
-               dtype_name(t));
-        const char *name = "";
-        for (size_t i = 0; i < ARRAY_LEN(kinds); i++) {
-            double f = rate(b, kinds[i], s, t, sets, &name);
-            printf("  %6.1f %5.1f%%", f * 1e-9, 100.0 * f / b->peak_flops[d]);
+    void *sets[DT_COUNT][N_SETS];
+    for (int t = DT_F32; t <= DT_BF16; t++)
+        for (int i = 0; i < N_SETS; i++) {
+            sets[t][i] = i && bytes > 128 * MIB ? sets[t][0] : pages(bytes);
+            fill(sets[t][i], t, (int64_t)bytes / 4);
         }
-        printf("  of %6.1f  %s\n", b->peak_flops[d] * 1e-9, name);
-        fflush(stdout);
+    for (int r = -1; r < b->reps; r++)
+        for (int i = 0; i < 3 * N_VARIANTS; i++) {
+            const struct variant *v = &variants[i / 3];
+            struct product p = {kinds[i % 3], s, v->dtype, sets[v->dtype]};
+            secs[i / 3][i % 3][MAX(r, 0)] =
+                    product_seconds(b, &p, r + 1, v->without, &name[i / 3]);
+        }
+    for (int v = 0; v < N_VARIANTS; v++) {
+        printf("%-13s %5ld %5ld %5ld %-4s", s->name, (long)s->t, (long)s->n, (long)s->k,
+               dtype_name(variants[v].dtype));
+        for (int k = 0; k < 3; k++)
+            product_print(b, secs[v][k], 2.0 * (double)s->t * (double)(s->n * s->k),
+                          b->peak_flops[variants[v].dtype]);
+        printf("  %s\n", name[v]);
     }
-    for (int i = 0; i < N_SETS; i++)
-        if (!i || sets[i] != sets[0])
-            pages_unmap(sets[i], bytes);
+    fflush(stdout);
+    for (int i = 0; i < 2 * N_SETS; i++)
+        if (!(i % N_SETS) || sets[i / N_SETS][i % N_SETS] != sets[i / N_SETS][0])
+            pages_unmap(sets[i / N_SETS][i % N_SETS], bytes);
 }
 
 struct attn_shape {
@@ -169,11 +208,11 @@ static struct view heads_view(void *data, enum dtype t, int64_t tokens, int64_t 
 /* Median rate of a row; flops counts visible query-key pairs only. */
 static double attn_rate(const struct bench *b, const struct launch *l, double flops)
 {
-    const struct kernel_row *row = row_find(&kernels_attention, l);
+    const struct kernel_row *row = row_find(&kernels_attention, l, 0);
     size_t bytes = (size_t)row->scratch_bytes(l, pool_threads(b->pool));
     struct launch with = *l;
     with.scratch = pages(bytes);
-    double secs[64];
+    double secs[N_REPS_MAX];
     for (int r = -1; r < b->reps; r++) {
         double start = now_s();
         row->run(&(struct kernel_call){&with, b->pool});
@@ -234,11 +273,16 @@ int main(int argc, char **argv)
     struct bench b = {.reps = argc > 2 ? (int)strtol(argv[2], NULL, 10) : 9};
     int threads = argc > 1 ? (int)strtol(argv[1], NULL, 10) : 2;
     const char *only = argc > 3 ? argv[3] : "";
-    b.reps = MIN(MAX(b.reps, 1), 64);
+    b.reps = MIN(MAX(b.reps, 1), N_REPS_MAX);
     if (pool_create(MAX(threads, 1), &b.pool, NULL) != ST_OK)
         return 1;
-    printf("%-13s %5s %5s %5s %-4s  forward GFLOP/s   dx              dw\n", "shape",
-           "T", "N", "K", "type");
+    for (int t = DT_F32; t <= DT_BF16; t++)
+        b.peak_flops[t] = cpu_peak_flops(b.pool, (enum dtype)t);
+    printf("peak of %d threads: f32 %.1f, bf16 %.1f GFLOP/s\n", pool_threads(b.pool),
+           b.peak_flops[DT_F32] * 1e-9, b.peak_flops[DT_BF16] * 1e-9);
+    printf("GFLOP/s: median, best, best of the peak\n");
+    printf("%-13s %5s %5s %5s %-4s  %-18s  %-18s  %-18s\n", "shape", "T", "N", "K",
+           "type", "forward", "dx", "dw");
     for (size_t i = 0; i < ARRAY_LEN(shapes); i++)
         if (strstr(shapes[i].name, only))
             bench_shape(&b, &shapes[i]);

@@ -10,6 +10,7 @@
 #include <cmocka.h>
 
 #include "core/arena.h"
+#include "kernels/cpu/cpu_table.h"
 #include "kernels/cpu/gemm.h"
 #include "kernels/cpu/peak.h"
 
@@ -27,27 +28,14 @@ struct dims {
     int64_t t, n, k;
 };
 
-static uint32_t isa_here(void)
-{
-    uint32_t isa = 0;
-#if defined(__x86_64__)
-    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"))
-        isa |= ISA_AVX2;
-    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-        __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl"))
-        isa |= ISA_AVX512;
-    if (__builtin_cpu_supports("avx512bf16"))
-        isa |= ISA_AVX512_BF16;
-#endif
-    return isa;
-}
-
 static int setup(void **state)
 {
     struct fixture *f = mem_alloc(sizeof(*f));
     for (int i = 0; i < N_POOLS; i++)
         assert_int_equal(pool_create(i + 1, &f->pool[i], NULL), ST_OK);
-    f->isa = isa_here();
+    f->isa = cpu_isa_detect();
+    if (!(f->isa & ISA_AMX_BF16))
+        printf("  no AMX here: its rows are not tested\n");
     *state = f;
     return 0;
 }
