@@ -175,6 +175,13 @@ static bool fits(const struct run *r)
     return total_bytes(r) <= r->device_limit_bytes;
 }
 
+/* Whether what persists alone is too much: then no choice of activations helps. */
+static bool hopeless(const struct run *r)
+{
+    return r->train[0].report.pool[POOL_DEVICE].persistent_bytes >
+           r->device_limit_bytes;
+}
+
 /* Tries the given activations, cheapest in time first, and smaller micro-batches. */
 static enum status settle(struct run *r, struct diag *diag)
 {
@@ -194,8 +201,10 @@ static enum status settle(struct run *r, struct diag *diag)
             TRY(build_programs(r, diag));
             if (fits(r))
                 return ST_OK;
+            if (hopeless(r))
+                i = MAX(i, ARRAY_LEN(order) - 2); /* the smallest, for the report */
         }
-        if (!auto_micro || m == 1)
+        if (!auto_micro || m == 1 || hopeless(r))
             return ST_OK; /* run_check_fit tells */
         m = auto_micro_batch(c, m / 2);
     }
