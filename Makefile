@@ -55,6 +55,11 @@ ISA_avx2     := -mavx2 -mfma
 ISA_avx512   := -mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx2 -mfma
 ISA_avx512bf16 := $(ISA_avx512) -mavx512bf16
 ISA_amx      := $(ISA_avx512bf16) -mamx-tile -mamx-bf16
+# Headers that only such files include, so that they compile alone.
+ISA_simd16 := $(ISA_avx2)
+ISA_vmath := $(ISA_avx2)
+ISA_tuned := $(ISA_avx2)
+ISA_pack512 := $(ISA_avx512)
 
 FOLDERS := core io memory kernels kernels/cpu parallel cmd
 SRC     := $(sort $(foreach d,$(FOLDERS),$(wildcard $(d)/*.c)))

@@ -33,6 +33,7 @@ struct cmd_args {
     bool man_options;      /* `angel help`: the options section of angel-config(5) */
     bool tensors;          /* ckpt inspect: a line per tensor */
     bool deep;             /* ckpt verify: decode every chunk */
+    const char *report;    /* the folder of a run to report on; NULL where not given */
     const char *tolerance; /* ckpt diff: a number; NULL where not given */
     const char *keep;      /* ckpt prune: a number; NULL where not given */
     struct cmd_list allow_changes; /* --allow-change KEY */

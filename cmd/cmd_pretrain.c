@@ -2,6 +2,7 @@
 #include <string.h>
 
 #include "cmd/load_config.h"
+#include "cmd/report_html.h"
 #include "cmd/run.h"
 #include "cmd/signals.h"
 #include "core/dump.h"
@@ -14,7 +15,7 @@
 static bool print_only(const struct run *r, const struct cmd_args *args,
                        struct str *out)
 {
-    const struct program *p = &r->train[r->n_train - 1].low.program;
+    const struct program *p = &run_main_program(r)->low.program;
     if (args->dump_program) {
         if (args->json)
             program_dump_json(p, out);
@@ -118,6 +119,8 @@ int run_pretrain(struct cmd_args *args, const struct run_hooks *hooks)
     struct config config = {0};
     struct diag diag = {0};
     struct str text = {0};
+    if (args->report)
+        return report_html_command(args);
     enum status st = check_allowed_keys(args, &diag);
     if (st == ST_OK)
         st = load_config_args(&config, args, &diag);

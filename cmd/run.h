@@ -4,6 +4,7 @@
  *   run_state.c   parameters and position: initial values, checkpoints, resume
  *   run_guard.c   updates that are left out: not finite, or spikes
  *   run_loop.c    steps, evaluation, stopping
+ *   run_monitor.c figures beside the train lines, alarms, TensorBoard, Prometheus
  *   run_report.c  banner, dry run, summary
  */
 #ifndef CMD_RUN_H
@@ -47,7 +48,7 @@ struct run;
 
 /* What a test looks at and meddles with; NULL members, and no hooks at all, in a run. */
 struct run_hooks {
-    struct durable *durable; /* of every save */
+    struct durable *durable; /* of the checkpoint directory and of every save */
     double peak_flops;       /* in place of measuring it, which takes time; 0: none */
     /* Called before each computation of a step: `attempt` is 1 when it is repeated. */
     void (*before_compute)(void *arg, struct run *r, int attempt);
@@ -67,8 +68,10 @@ struct run {
     struct backend *backend;
     struct pool *pool; /* the backend's compute threads */
     int n_threads;
-    struct run_program *train; /* one per distinct global batch */
-    int n_train;
+    /* One per distinct global batch; behind them, where monitors look at steps, as many
+     * with probes. */
+    struct run_program *train;
+    int n_train, n_plain;
     struct run_program eval;
     bool has_eval;
     int64_t scratch_bytes;
@@ -79,17 +82,19 @@ struct run {
     struct reader *reader;
     struct run_ahead ahead;
     struct metrics *metrics;
+    struct run_monitor *monitor;
     struct ckpt_lock *lock;
     struct run_position at;
     struct guard guard;
     int64_t last_saved_step; /* -1: none */
+    int64_t metrics_lost;    /* lines that could not be written: said once */
     int64_t save_tried_step; /* the last one, whether it worked or not */
     double start_s;          /* monotonic clock at the start of this attempt */
     double train_s;          /* spent in steps */
     int64_t train_tokens;    /* of this attempt */
     double last_loss, last_eval_loss;
+    bool evaluated;   /* last_eval_loss is set */
     bool save_failed; /* the last save did not work: said once, retried at the next */
-    bool metrics_failed;  /* the same of a line of metrics */
     bool eval_unfinished; /* a stop cut the last evaluation short */
     const char *resumed_from;
     struct arena arena;
@@ -109,8 +114,12 @@ MUST_CHECK enum status run_check_fit(const struct run *r, struct diag *diag);
 /* Bytes outside the arenas. */
 int64_t run_reader_bytes(const struct run *r);
 
-/* The program of the next step: the one with its global batch. */
+/* The program of the next step: of its global batch, with probes where monitors are due. */
 struct run_program *run_program_next(struct run *r);
+
+/* The program of most steps: the largest global batch, with probes only where every step
+ * has them. */
+const struct run_program *run_main_program(const struct run *r);
 
 /* Obtains memory, opens data and the checkpoint directory, and sets parameters: from the
  * newest valid checkpoint, from `init`, or at random. */

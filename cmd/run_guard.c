@@ -30,19 +30,36 @@ static int64_t window_count(const struct guard_window *w)
     return MIN(w->n, GUARD_WINDOW);
 }
 
-double guard_limit(const struct guard_window *w, double z)
+/* Mean and deviation of a window that is long enough. */
+static bool window_spread(const struct guard_window *w, double *mean, double *spread)
 {
     int64_t n = window_count(w);
-    if (z <= 0 || n < GUARD_WINDOW_MIN)
-        return 0;
+    if (n < GUARD_WINDOW_MIN)
+        return false;
     double sum = 0, squares = 0;
     for (int64_t i = 0; i < n; i++)
         sum += w->x[i];
-    double mean = sum / (double)n;
+    *mean = sum / (double)n;
     for (int64_t i = 0; i < n; i++)
-        squares += (w->x[i] - mean) * (w->x[i] - mean);
-    double spread = sqrt(squares / (double)(n - 1));
-    return mean + z * MAX(spread, SPREAD_MIN * fabs(mean));
+        squares += (w->x[i] - *mean) * (w->x[i] - *mean);
+    *spread = MAX(sqrt(squares / (double)(n - 1)), SPREAD_MIN * fabs(*mean));
+    return true;
+}
+
+double guard_limit(const struct guard_window *w, double z)
+{
+    double mean, spread;
+    return z > 0 && window_spread(w, &mean, &spread) ? mean + z * spread : 0;
+}
+
+double guard_score(const struct guard_window *w, double x)
+{
+    double mean, spread;
+    if (!window_spread(w, &mean, &spread))
+        return 0;
+    if (!isfinite(x))
+        return INFINITY;
+    return spread > 0 ? (x - mean) / spread : 0;
 }
 
 static void window_add(struct guard_window *w, double x)

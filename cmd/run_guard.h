@@ -50,6 +50,10 @@ const char *guard_reason_name(enum guard_reason reason);
  * is too short). */
 double guard_limit(const struct guard_window *w, double z);
 
+/* How far x is above the window's mean, in the same deviations: 0 where the window is too
+ * short, infinite for an x that is not finite. */
+double guard_score(const struct guard_window *w, double x);
+
 /* Takes an applied update into the windows. */
 void guard_accept(struct guard *g, double loss, double norm);
 

@@ -5,6 +5,7 @@
 
 #include "cmd/progress.h"
 #include "cmd/run.h"
+#include "cmd/run_monitor.h"
 #include "cmd/signals.h"
 #include "core/hash.h"
 #include "core/hyper.h"
@@ -130,7 +131,8 @@ enum status run_open(struct run *r, struct diag *diag)
                         "init: no such checkpoint: got %s, wanted one that exists",
                         r->config->init);
     TRY(open_data(r, diag));
-    TRY(ckpt_lock(r->config->checkpoint.dir, NULL, &r->lock, diag));
+    TRY(ckpt_lock(r->config->checkpoint.dir, r->hooks ? r->hooks->durable : NULL,
+                  &r->lock, diag));
     TRY(run_probe_output(r, diag));
     TRY(metrics_open(r->config->log.jsonl, &r->metrics, diag));
     TRY(open_memory(r, diag));
@@ -142,7 +144,7 @@ enum status run_open(struct run *r, struct diag *diag)
         r->peak_flops = cpu_peak_flops(
                 r->pool,
                 r->config->train.precision == PRECISION_BF16 ? DT_BF16 : DT_F32);
-    return ST_OK;
+    return run_monitor_open(r, diag);
 }
 
 /* ------------------------------------------------------------------------- metrics */
@@ -153,12 +155,9 @@ void run_metric(struct run *r, const char *kind, const struct metrics_field *fie
     struct metrics_head head = {kind, r->at.step, r->at.tokens,
                                 run_now_s() - r->start_s};
     struct diag diag = {0};
-    bool failed = metrics_write(r->metrics, &head, fields, n, &diag) != ST_OK;
-    if (failed && !r->metrics_failed)
+    if (metrics_write(r->metrics, &head, fields, n, &diag) != ST_OK &&
+        r->metrics_lost++ == 0)
         log_warn("lines of metrics are lost, training goes on: %s", diag.text);
-    if (!failed && r->metrics_failed)
-        log_info("metrics are written again (step %" PRId64 ")", r->at.step);
-    r->metrics_failed = failed;
 }
 
 static void event(struct run *r, const char *what)
@@ -208,6 +207,7 @@ struct step_result {
     int64_t tokens;
     double mfu;
     enum guard_reason skipped;
+    const struct run_program *program;
 };
 
 /* Why the device left the update out. */
@@ -215,8 +215,24 @@ static enum guard_reason reason_of(const struct run *r, const struct step_result
 {
     if (!isfinite(s->loss) || !isfinite(s->grad_norm))
         return GUARD_NONFINITE;
-    double limit = guard_limit(&r->guard.norm, r->config->train.spike_z);
-    return (float)s->grad_norm > (float)limit ? GUARD_NORM_SPIKE : GUARD_LOSS_SPIKE;
+    float limit = (float)guard_limit(&r->guard.norm, r->config->train.spike_z);
+    return limit > 0 && (float)s->grad_norm > limit ? GUARD_NORM_SPIKE
+                                                    : GUARD_LOSS_SPIKE;
+}
+
+/* A step allocates nothing and logs nothing; that it opens no file follows from the
+ * floors: neither core nor kernels know io. */
+static enum status run_step_program(struct run_program *p, struct diag *diag)
+{
+#if ANGEL_DEBUG
+    uint64_t allocations = mem_allocations(), lines = log_lines_written();
+#endif
+    TRY(exec_run(p->exec, CALL_STEP, diag));
+#if ANGEL_DEBUG
+    ASSERT(mem_allocations() == allocations);
+    ASSERT(log_lines_written() == lines);
+#endif
+    return ST_OK;
 }
 
 /* Computes the step whose batch and numbers are written. */
@@ -225,7 +241,7 @@ static enum status compute(struct run *r, struct run_program *p, int64_t n_train
 {
     if (r->hooks && r->hooks->before_compute)
         r->hooks->before_compute(r->hooks->arg, r, attempt);
-    TRY(exec_run(p->exec, CALL_STEP, diag));
+    TRY(run_step_program(p, diag));
     double loss_sum;
     float norm;
     int32_t ok;
@@ -278,6 +294,7 @@ static enum status run_step(struct run *r, struct step_result *out, struct diag 
     TRY(reader_next(r->reader, &b, diag));
     ASSERT(b && b->batch == r->at.step);
     struct run_program *p = run_program_next(r);
+    out->program = p;
     int64_t micro_tokens = r->micro_batch * r->config->data.seq_len;
     for (uint32_t mb = 0; mb < p->low.program.n_micro_batches; mb++)
         write_inputs(p, mb, &b->arrays, mb * micro_tokens);
@@ -351,19 +368,45 @@ static int64_t next_checkpoint(const struct run *r)
     return MIN((r->at.step / every + 1) * every, steps);
 }
 
+static bool is_reported(const struct run *r)
+{
+    const struct config *c = r->config;
+    return r->at.step % c->log.every == 0 || r->at.step == c->train.steps ||
+           r->at.step == 1;
+}
+
+static void monitor_step(struct run *r, const struct step_result *s)
+{
+    const struct run_monitor_step m = {.program = s->program,
+                                       .loss = s->loss,
+                                       .grad_norm = s->grad_norm,
+                                       .lr = s->lr,
+                                       .tokens_per_s = (double)s->tokens / s->step_s,
+                                       .mfu = s->mfu,
+                                       .step_s = s->step_s,
+                                       .ok = s->skipped == GUARD_NONE,
+                                       .due = is_reported(r)};
+    run_monitor_after_step(r, &m);
+}
+
 static void report_step(struct run *r, const struct step_result *s)
 {
     const struct config *c = r->config;
     double rate = (double)s->tokens / s->step_s;
-    bool due = r->at.step % c->log.every == 0 || r->at.step == c->train.steps ||
-               r->at.step == 1;
+    bool due = is_reported(r);
     if (due || s->skipped != GUARD_NONE) {
-        const struct metrics_field fields[] = {METRICS_F64("loss", s->loss),
-                                               METRICS_F64("grad_norm", s->grad_norm),
-                                               METRICS_F64("lr", s->lr),
-                                               METRICS_F64("step_s", s->step_s),
-                                               METRICS_F64("tokens_per_s", rate),
-                                               METRICS_F64("mfu", s->mfu)};
+        const struct run_monitor_figures f = run_monitor_figures(r);
+        const struct metrics_field fields[] = {
+                METRICS_F64("loss", s->loss),
+                METRICS_F64("grad_norm", s->grad_norm),
+                METRICS_F64("lr", s->lr),
+                METRICS_F64("step_s", s->step_s),
+                METRICS_F64("tokens_per_s", rate),
+                METRICS_F64("mfu", s->mfu),
+                METRICS_F64("max_token_loss", f.max_token_loss),
+                METRICS_F64("clip_factor", f.clip_factor),
+                METRICS_F64("loss_z", f.loss_z),
+                METRICS_F64("grad_norm_z", f.grad_norm_z)};
         run_metric(r, "train", fields, ARRAY_LEN(fields));
     }
     if (!due && !progress_is_live())
@@ -434,6 +477,8 @@ static enum status evaluate(struct run *r, struct diag *diag)
                                            METRICS_I64("eval_tokens", sum.tokens),
                                            METRICS_F64("eval_s", run_now_s() - start)};
     run_metric(r, "eval", fields, ARRAY_LEN(fields));
+    r->evaluated = true;
+    run_monitor_after_eval(r);
     log_info("step %" PRId64 "/%" PRId64 "  held-out loss %.4f  (%" PRId64 " tokens)",
              r->at.step, c->train.steps, r->last_eval_loss, sum.tokens);
     return ST_OK;
@@ -477,6 +522,7 @@ static enum status save(struct run *r, bool last, struct diag *diag)
 static enum status after_step(struct run *r, const struct step_result *s,
                               struct diag *diag)
 {
+    monitor_step(r, s);
     TRY(guard_step(r, s, diag));
     report_step(r, s);
     TRY(maybe_evaluate(r, diag));
@@ -540,10 +586,14 @@ enum status run_train(struct run *r, struct diag *diag)
     enum status st = steps(r, diag);
     save_before_leaving(r, st);
     progress_end();
+    run_monitor_finish(r);
     const struct metrics_field fields[] = {
             METRICS_TEXT("status", status_name(st)), METRICS_F64("loss", r->last_loss),
             METRICS_F64("tokens_per_s",
                         r->train_s > 0 ? (double)r->train_tokens / r->train_s : 0.0)};
     run_metric(r, "summary", fields, ARRAY_LEN(fields));
+    if (r->metrics_lost > 0)
+        log_warn("lines of metrics that were lost (%s): %" PRId64, r->config->log.jsonl,
+                 r->metrics_lost);
     return st;
 }

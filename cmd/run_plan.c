@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include "cmd/run.h"
+#include "cmd/run_monitor.h"
 #include "core/log.h"
 #include "core/verify.h"
 #include "kernels/cpu/cpu_backend.h"
@@ -62,8 +63,8 @@ static int64_t auto_micro_batch(const struct config *c, int64_t at_most)
 }
 
 static enum status lower_one(struct run *r, enum lower_purpose purpose,
-                             int64_t global_batch, struct run_program *out,
-                             struct diag *diag)
+                             int64_t global_batch, bool monitor,
+                             struct run_program *out, struct diag *diag)
 {
     struct lower_options o = {.purpose = purpose,
                               .compute = compute_dtype(r->config),
@@ -72,7 +73,8 @@ static enum status lower_one(struct run *r, enum lower_purpose purpose,
                               .n_micro_batches =
                                       (uint32_t)(global_batch / r->micro_batch),
                               .activations = r->activations,
-                              .optimizer = r->config->train.optimizer};
+                              .optimizer = r->config->train.optimizer,
+                              .monitor = monitor};
     out->global_batch = global_batch;
     TRY(lower_model(&r->model, &o, &out->low, diag));
     out->model_flops = lowered_model_flops(&out->low);
@@ -91,7 +93,7 @@ static void free_programs(struct run *r)
     }
     mem_free(r->train);
     r->train = NULL;
-    r->n_train = 0;
+    r->n_train = r->n_plain = 0;
     r->has_eval = false;
 }
 
@@ -123,24 +125,27 @@ static enum status pack_all(struct run *r, struct diag *diag)
     return st;
 }
 
-/* Programs for the settled micro-batch and activations. */
-static enum status build_programs(struct run *r, struct diag *diag)
+/* Programs for the present micro-batch and activations. */
+static enum status build_programs(struct run *r, bool monitors, struct diag *diag)
 {
     free_programs(r);
     int64_t *batch =
             mem_alloc((size_t)r->config->train.global_batch.n * sizeof(*batch));
-    int n = distinct_batches(r->config, batch);
+    int n_plain = distinct_batches(r->config, batch);
+    int n = monitors ? 2 * n_plain : n_plain;
     r->train = mem_alloc((size_t)n * sizeof(*r->train));
+    r->n_plain = n_plain;
     enum status st = ST_OK;
     for (int i = 0; st == ST_OK && i < n; i++) {
         r->n_train = i + 1;
-        st = lower_one(r, LOWER_TRAIN, batch[i], &r->train[i], diag);
+        st = lower_one(r, LOWER_TRAIN, batch[i % n_plain], i >= n_plain, &r->train[i],
+                       diag);
     }
     mem_free(batch);
     TRY(st);
     if (wants_eval(r->config)) {
         r->has_eval = true;
-        TRY(lower_one(r, LOWER_EVAL, r->micro_batch, &r->eval, diag));
+        TRY(lower_one(r, LOWER_EVAL, r->micro_batch, false, &r->eval, diag));
     }
     TRY(pack_all(r, diag));
     r->scratch_bytes = 0;
@@ -170,8 +175,16 @@ static bool fits(const struct run *r)
     return total_bytes(r) <= r->device_limit_bytes;
 }
 
-/* Tries the given activations, cheapest in time first, and smaller micro-batches. */
-static enum status settle(struct run *r, struct diag *diag)
+/* Whether what persists alone is too much: then no choice of activations helps. */
+static bool hopeless(const struct run *r)
+{
+    return r->train[0].report.pool[POOL_DEVICE].persistent_bytes >
+           r->device_limit_bytes;
+}
+
+/* Tries the given activations, cheapest in time first, and smaller micro-batches: without
+ * probes, whose few bytes decide nothing. */
+static enum status search(struct run *r, struct diag *diag)
 {
     static const enum memory_activations order[] = {
             ACTIVATIONS_KEEP, ACTIVATIONS_SELECTIVE, ACTIVATIONS_RECOMPUTE};
@@ -186,14 +199,29 @@ static enum status settle(struct run *r, struct diag *diag)
         r->micro_batch = m;
         for (size_t i = 0; i < (auto_act ? ARRAY_LEN(order) : 1); i++) {
             r->activations = auto_act ? order[i] : c->memory.activations;
-            TRY(build_programs(r, diag));
+            TRY(build_programs(r, false, diag));
             if (fits(r))
                 return ST_OK;
+            if (hopeless(r))
+                i = MAX(i, ARRAY_LEN(order) - 2); /* the smallest, for the report */
         }
-        if (!auto_micro || m == 1)
+        if (!auto_micro || m == 1 || hopeless(r))
             return ST_OK; /* run_check_fit tells */
         m = auto_micro_batch(c, m / 2);
     }
+}
+
+static enum status settle(struct run *r, struct diag *diag)
+{
+    const struct config *c = r->config;
+    bool monitors = c->log.monitor_every > 0;
+    if (c->memory.activations == ACTIVATIONS_AUTO || c->train.micro_batch == 0) {
+        TRY(search(r, diag));
+        return monitors ? build_programs(r, true, diag) : ST_OK;
+    }
+    r->micro_batch = c->train.micro_batch;
+    r->activations = c->memory.activations;
+    return build_programs(r, monitors, diag);
 }
 
 enum status run_plan(struct run *r, struct diag *diag)
@@ -238,14 +266,22 @@ enum status run_check_fit(const struct run *r, struct diag *diag)
 struct run_program *run_program_next(struct run *r)
 {
     int64_t b = config_global_batch(r->config, r->at.tokens);
-    for (int i = 0; i < r->n_train; i++)
+    int first = run_monitor_is_due(r, r->at.step) ? r->n_plain : 0;
+    for (int i = first; i < first + r->n_plain; i++)
         if (r->train[i].global_batch == b)
             return &r->train[i];
     BUG("no program for a global batch of %lld", (long long)b);
 }
 
+const struct run_program *run_main_program(const struct run *r)
+{
+    bool always = r->config->log.monitor_every == 1;
+    return &r->train[(always ? r->n_train : r->n_plain) - 1];
+}
+
 void run_close(struct run *r)
 {
+    run_monitor_close(r);
     reader_destroy(r->reader);
     data_close(r->data);
     for (int i = 0; i < r->n_train; i++)

@@ -73,7 +73,7 @@ static void add_model_line(const struct run *r, struct str *out)
 static void add_batch_line(const struct run *r, struct str *out)
 {
     const struct config *c = r->config;
-    const struct run_program *p = &r->train[r->n_train - 1];
+    const struct run_program *p = run_main_program(r);
     str_printf(out,
                "step        %" PRId64 " tokens = %" PRId64 " sequences of %" PRId64
                ", in %u micro-batches of %" PRId64 "; %" PRId64 " steps; %s\n",
@@ -139,13 +139,13 @@ static void dry_run_json(const struct run *r, struct str *out)
     json_key(&w, "parameters");
     json_i64(&w, r->n_params);
     json_key(&w, "tokens_per_step");
-    json_i64(&w, r->train[r->n_train - 1].global_batch * r->config->data.seq_len);
+    json_i64(&w, run_main_program(r)->global_batch * r->config->data.seq_len);
     json_key(&w, "micro_batch");
     json_i64(&w, r->micro_batch);
     json_key(&w, "activations");
     json_string(&w, activations_name(r->activations));
     json_key(&w, "model_flops_per_step");
-    json_f64(&w, r->train[r->n_train - 1].model_flops);
+    json_f64(&w, run_main_program(r)->model_flops);
     json_key(&w, "ranks");
     json_i64(&w, 1);
     json_key(&w, "memory");
@@ -184,7 +184,7 @@ void run_print_dry_run(const struct run *r, bool json, struct str *out)
     add_layout_line(r, out);
     add_memory(r, out);
     str_printf(out, "flops       %sflop of the model a step\n",
-               text_count(r->train[r->n_train - 1].model_flops, flops, sizeof(flops)));
+               text_count(run_main_program(r)->model_flops, flops, sizeof(flops)));
 }
 
 /* Seconds by kind of op over all training programs, largest first. */

@@ -197,6 +197,9 @@ struct config_checkpoint {
 struct config_log {
     int64_t every; /* steps */
     const char *jsonl;
+    const char *tensorboard; /* folder; "" = none */
+    const char *prometheus;  /* file; "" = none */
+    int64_t monitor_every;   /* steps; 0 = never */
 };
 
 struct config {

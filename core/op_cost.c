@@ -87,3 +87,10 @@ void cost_attention_dx(const struct op_ctx *c, struct op_cost *cost)
     cost->flops_model = 8.0 * (double)q->dim[2] * pairs;
     cost->reduce_len = op_attr_i(c->prog, c->op, ATTR_SEQ, 1);
 }
+
+/* Magnitude and comparison, square, sum, zero. */
+void cost_stats(const struct op_ctx *c, struct op_cost *cost)
+{
+    cost->flops = 4.0 * (double)value_elems(ctx_in(c, 0));
+    cost->reduce_len = value_elems(ctx_in(c, 0));
+}

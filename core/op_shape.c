@@ -1,6 +1,7 @@
 /* Shape rules: what an op accepts, and the dtype and shape of what it makes. */
 #include "core/hyper.h"
 #include "core/op_rules.h"
+#include "core/stats.h"
 
 #define REQUIRE(cond, message)                                                         \
     do {                                                                               \
@@ -351,5 +352,22 @@ const char *shape_adamw(const struct op_ctx *c, struct op_shape *out)
     for (int i = 0; i < 4; i++)
         copy_shape(&out[i], ctx_in(c, 0));
     out[3].dtype = DT_BF16;
+    return NULL;
+}
+
+const char *shape_stats(const struct op_ctx *c, struct op_shape *out)
+{
+    REQUIRE(dtype_is_float((enum dtype)ctx_in(c, 0)->dtype), "x must be of floats");
+    set_shape(out, DT_F64, 1, STATS_COUNT, 0, 0);
+    return NULL;
+}
+
+const char *shape_adamw_stats(const struct op_ctx *c, struct op_shape *out)
+{
+    REQUIRE(same_shape(ctx_in(c, 0), ctx_in(c, 1)), "m and v must have one shape");
+    for (int i = 0; i < 2; i++)
+        REQUIRE(ctx_in(c, i)->dtype == DT_F32, "m and v must be f32");
+    REQUIRE(is_vector(ctx_in(c, 2), HYPER_COUNT), "hyper must be [HYPER_COUNT]");
+    set_shape(out, DT_F64, 1, STATS_COUNT, 0, 0);
     return NULL;
 }

@@ -208,8 +208,7 @@ static enum parse set_count(const struct opt *o, void *at, const char *text)
     else if (!parse_exact(text, bytes ? byte_units : count_units,
                           bytes ? ARRAY_LEN(byte_units) : ARRAY_LEN(count_units), &v))
         return PARSE_TYPE;
-    bool means_auto = is_auto || ((o->flags & OPT_AUTO) && v == 0);
-    if (!means_auto && !in_bounds(o, (double)v))
+    if (!is_auto && !in_bounds(o, (double)v))
         return PARSE_RANGE;
     memcpy(at, &v, sizeof(v));
     return PARSE_OK;

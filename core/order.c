@@ -2,8 +2,9 @@
 
 #include <string.h>
 
-/* Whether any op writes a storage that has one copy per micro-batch: the copies of a
- * block of calls then differ in more than what the host filled in. */
+/* Whether an op writes a storage that has one copy per micro-batch and is more than an
+ * output for the host: the copies of a block of calls then differ in more than what the
+ * host fills in and reads. */
 static bool writes_per_micro_batch(const struct program *p)
 {
     for (uint32_t o = 0; o < p->ops.n; o++) {
@@ -12,8 +13,8 @@ static bool writes_per_micro_batch(const struct program *p)
             uint32_t v = op_out(p, op, i);
             if (v == NONE_ID)
                 continue;
-            if (p->storages.data[p->values.data[v].storage].slotting ==
-                SLOT_MICRO_BATCH)
+            const struct prog_storage *s = &p->storages.data[p->values.data[v].storage];
+            if (s->slotting == SLOT_MICRO_BATCH && s->cls != SC_OUTPUT)
                 return true;
         }
     }

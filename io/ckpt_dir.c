@@ -76,11 +76,25 @@ static enum status clean(const char *dir, struct durable *d, struct diag *diag)
     return st;
 }
 
+/* Names of a new directory and those above it reach the disk. Some may not be open to
+ * this user, and were there before: no error of theirs matters. */
+static void sync_above(struct arena *a, const char *dir)
+{
+    struct diag unused = {0};
+    const char *at = dir;
+    for (const char *up; strcmp(up = file_folder_of(a, at), at) != 0; at = up)
+        if (file_sync_folder(up, &unused) != ST_OK)
+            return;
+}
+
 enum status ckpt_lock(const char *dir, struct durable *d, struct ckpt_lock **lock,
                       struct diag *diag)
 {
+    bool is_new = !file_is_folder(dir);
     TRY(durable_mkdir(d, dir, diag));
     struct arena a = {0};
+    if (is_new)
+        sync_above(&a, dir);
     const char *path = ckpt_join(&a, dir, ".lock");
     enum status st = ST_OK;
     int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0666);

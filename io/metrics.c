@@ -53,6 +53,11 @@ static enum status read_tail(struct metrics *m, int64_t bytes, int64_t *end,
 static enum status open_at_end(struct metrics *m, struct diag *diag)
 {
     TRY(file_make_folder(file_folder_of(&m->arena, m->path), diag));
+    if (file_is_folder(m->path))
+        return diag_set(
+                diag, ST_CREATE,
+                "cannot open the metrics file (%s): got a folder, wanted a file",
+                m->path);
     if (file_exists(m->path)) {
         int64_t bytes, end;
         TRY(file_size(m->path, &bytes, diag));
@@ -128,6 +133,16 @@ static void add_nonfinite(struct json_writer *w, const struct metrics_field *fie
         json_end_array(w);
 }
 
+/* A line that does not fit on the disk leaves no part of itself for the next to run into. */
+static enum status append(struct metrics *m, struct diag *diag)
+{
+    off_t end = lseek(m->fd, 0, SEEK_END);
+    enum status st = file_write(m->fd, m->path, m->line.s, m->line.n, diag);
+    if (st != ST_OK && end >= 0 && ftruncate(m->fd, end) != 0)
+        diag_context(diag, "part of a line stays");
+    return st;
+}
+
 enum status metrics_write(struct metrics *m, const struct metrics_head *head,
                           const struct metrics_field *fields, size_t n_fields,
                           struct diag *diag)
@@ -145,5 +160,5 @@ enum status metrics_write(struct metrics *m, const struct metrics_head *head,
     add_nonfinite(&w, fields, n_fields);
     json_end_object(&w);
     str_addc(&m->line, '\n');
-    return file_write(m->fd, m->path, m->line.s, m->line.n, diag);
+    return append(m, diag);
 }

@@ -164,7 +164,8 @@ static void declare_state(struct lowering *l)
     out->grad_ok = declare_vector(l, SC_OUTPUT, SLOT_NONE, DT_I32, 1, "grad_ok");
     l->norm_partials = declare_vector(l, SC_OUTPUT, SLOT_NONE, DT_F64, blocks,
                                       "grad_norm.partials");
-    l->clip_scale = declare_vector(l, SC_OUTPUT, SLOT_NONE, DT_F32, 1, "clip_scale");
+    out->clip_scale = declare_vector(l, SC_OUTPUT, SLOT_NONE, DT_F32, 1, "clip_scale");
+    lower_monitor_declare(l);
     enum slotting mb = SLOT_MICRO_BATCH;
     out->tokens = declare_vector(l, SC_INPUT, mb, DT_I32, l->tokens, "tokens");
     out->labels = declare_vector(l, SC_INPUT, mb, DT_I32, l->tokens, "labels");
@@ -265,6 +266,7 @@ static void lower_train(struct lowering *l)
     program_segment_begin(l->p, "forward");
     uint32_t loss = lower_forward(l);
     emit_loss_sum(l, loss);
+    lower_probe_loss(l, loss);
     uint32_t forward = program_segment_end(l->p);
     uint32_t backward =
             differentiate(l->p, forward, loss, inv_tokens_value(l), l->weights.data,
@@ -279,6 +281,8 @@ static void lower_train(struct lowering *l)
     if (l->o->purpose == LOWER_TRAIN)
         lower_optimizer(l);
     program_call(l->p, CALL_STEP, program_segment_end(l->p), 0, 0);
+    if (l->o->monitor)
+        lower_monitor(l);
 }
 
 static void lower_eval(struct lowering *l)
@@ -305,6 +309,7 @@ enum status lower_model(const struct model *m, const struct lower_options *o,
     memset(out, 0, sizeof(*out));
     out->model = m;
     out->params = mem_alloc(m->n_params * sizeof(*out->params));
+    ASSERT(!o->monitor || o->purpose == LOWER_TRAIN);
     memset(out->params, 0xff, m->n_params * sizeof(*out->params)); /* NONE_ID */
     program_init(&out->program);
     struct lowering l = {.m = m,
@@ -345,6 +350,7 @@ void lowered_free(struct lowered *l)
 {
     program_free(&l->program);
     mem_free(l->params);
+    mem_free(l->probes);
     memset(l, 0, sizeof(*l));
 }
 

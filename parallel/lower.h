@@ -2,7 +2,8 @@
  *
  * The program has these segments: "setup" (constants; copies of the weights in the
  * compute dtype), "zero" (gradient accumulators), "forward", "backward", "optimizer" (for
- * training) or "eval" (forward only). Persistent storages are declared first and in the
+ * training), "monitor" (probes, in a program of its own for the steps that monitors look
+ * at) or "eval" (forward only). Persistent storages are declared first and in the
  * same order by every program of a run, so that they share one arena.
  */
 #ifndef PARALLEL_LOWER_H
@@ -26,6 +27,30 @@ struct lower_options {
     uint32_t n_micro_batches;
     enum memory_activations activations;
     struct config_optimizer optimizer; /* which parameters decay */
+    bool monitor; /* LOWER_TRAIN: with probes, for the steps that monitors look at */
+};
+
+/* What a probe looks at; parameters first, activations last. */
+enum lowered_probe_kind {
+    PROBE_PARAM, /* the f32 master, after the step */
+    PROBE_GRAD,  /* before clipping */
+    PROBE_EXP_AVG,
+    PROBE_EXP_AVG_SQ,
+    PROBE_UPDATE,   /* lr * m_hat / (sqrt(v_hat) + eps), without weight decay */
+    PROBE_RESIDUAL, /* the residual stream behind a layer; -1: the embedding's output */
+    PROBE_ATTN_LSE, /* log-sum-exp of a query's scores: at most log(seq) above the
+                       largest score */
+    PROBE_LOGITS,   /* what the loss reads */
+    PROBE_KIND_COUNT
+};
+
+/* Statistics (core/stats.h) that the program leaves of one tensor: f64[STATS_COUNT], of
+ * activations one copy per micro-batch. */
+struct lowered_probe {
+    enum lowered_probe_kind kind;
+    int32_t index; /* the parameter's row, or the layer */
+    uint32_t value;
+    int64_t elems; /* of the tensor, in one micro-batch */
 };
 
 /* Values of one parameter. In f32 training the master is the weight itself. */
@@ -47,6 +72,10 @@ struct lowered {
     uint32_t grad_norm; /* f32[1], before clipping; NONE_ID unless training */
     uint32_t grad_ok;   /* i32[1]: 0 when norm or loss was not finite or above its limit
                             * (update skipped) */
+    uint32_t clip_scale; /* f32[1]: the gradient's factor */
+    uint32_t loss_stats; /* f64[STATS_COUNT] of token losses, one per micro-batch */
+    struct lowered_probe *probes; /* [n_probes]; none without `monitor` */
+    uint32_t n_probes;
     uint32_t n_recomputed; /* ops that memory.activations added */
 };
 
@@ -54,6 +83,10 @@ struct lowered {
 MUST_CHECK enum status lower_model(const struct model *m, const struct lower_options *o,
                                    struct lowered *out, struct diag *diag);
 void lowered_free(struct lowered *l);
+
+/* "param", "grad", ...; and whether a kind has a copy per micro-batch. */
+const char *lowered_probe_name(enum lowered_probe_kind kind);
+bool lowered_probe_is_activation(enum lowered_probe_kind kind);
 
 /* Model flops of one step of the program: products and attention of the forward pass
  * once and of the backward pass twice, never recompute. */

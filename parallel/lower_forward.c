@@ -179,6 +179,7 @@ static uint32_t emit_attention(struct lowering *l, int32_t layer, uint32_t x)
     if (c->attn_softcap > 0)
         op_args_attr_f(&a, ATTR_CAP, c->attn_softcap);
     uint32_t o = view2(l, emit(l, &a), 0, q_width, "o", layer);
+    lower_probe_activation(l, PROBE_ATTN_LSE, layer, a.out[1]);
     return emit_linear(l, layer, o, ROLE_O, ROLE_O, ROLE_O_BIAS, ROLE_O_BIAS);
 }
 
@@ -264,6 +265,7 @@ static uint32_t emit_head(struct lowering *l, uint32_t x)
         op_args_attr_f(&s, ATTR_CAP, cfg(l)->final_softcap);
         logits = emit(l, &s);
     }
+    lower_probe_activation(l, PROBE_LOGITS, -1, logits);
     struct op_args x_ent = args(OP_XENT, -1);
     op_args_in(&x_ent, logits);
     op_args_in(&x_ent, l->out->labels);
@@ -273,9 +275,11 @@ static uint32_t emit_head(struct lowering *l, uint32_t x)
 uint32_t lower_forward(struct lowering *l)
 {
     uint32_t x = emit_embedding(l);
+    lower_probe_activation(l, PROBE_RESIDUAL, -1, x);
     for (int32_t i = 0; i < cfg(l)->layers; i++) {
         x = emit_sublayer(l, i, x, ROLE_ATTN_NORM, ROLE_ATTN_POST_NORM, emit_attention);
         x = emit_sublayer(l, i, x, ROLE_FFN_NORM, ROLE_FFN_POST_NORM, emit_ffn);
+        lower_probe_activation(l, PROBE_RESIDUAL, i, x);
     }
     return emit_head(l, x);
 }

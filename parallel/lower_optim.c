@@ -25,7 +25,7 @@ static void emit_clip(struct lowering *l)
     op_args_in(&a, l->norm_partials);
     op_args_in(&a, l->out->hyper);
     op_args_in(&a, l->out->loss_sum);
-    a.out[0] = l->clip_scale;
+    a.out[0] = l->out->clip_scale;
     a.out[1] = l->out->grad_norm;
     a.out[2] = l->out->grad_ok;
     program_op(l->p, &a);
@@ -41,7 +41,7 @@ static void emit_adamw(struct lowering *l, uint32_t i)
     op_args_in(&a, p->exp_avg);
     op_args_in(&a, p->exp_avg_sq);
     op_args_in(&a, p->grad);
-    op_args_in(&a, l->clip_scale);
+    op_args_in(&a, l->out->clip_scale);
     op_args_in(&a, l->out->hyper);
     op_args_attr_i(&a, ATTR_DECAY, param_decays(row, &l->o->optimizer));
     a.out[0] = p->master;

@@ -12,6 +12,7 @@ extern const struct kernel_table ref_pointwise_table;
 extern const struct kernel_table ref_embed_table;
 extern const struct kernel_table ref_loss_table;
 extern const struct kernel_table ref_optim_table;
+extern const struct kernel_table ref_stats_table;
 
 /* Tuned kernels of everything but products and attention, by instruction set. */
 extern const struct kernel_table tuned_avx512_table;

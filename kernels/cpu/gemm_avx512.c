@@ -3,7 +3,7 @@
 #define TILE_STEP(acc, a, b) _mm512_fmadd_ps(a, b, acc)
 #define TILE_BROADCAST(p)    _mm512_set1_ps(*(p))
 #include "kernels/cpu/gemm_pack512.h"
-#include "kernels/cpu/gemm_tile.h"
+#include "kernels/cpu/gemm_tile.inc"
 
 PACK_DEFINE(pack_a_f32_m, pack_cols, PACK_F32, TILE_ROWS)
 PACK_DEFINE(pack_a_f32_k, pack_rows, PACK_F32, TILE_ROWS)

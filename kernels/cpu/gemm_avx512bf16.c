@@ -3,7 +3,7 @@
 #define TILE_STEP(acc, a, b) _mm512_dpbf16_ps(acc, (__m512bh)(a), (__m512bh)(b))
 #define TILE_BROADCAST(p)    _mm512_set1_ps(*(p))
 #include "kernels/cpu/gemm_pack512.h"
-#include "kernels/cpu/gemm_tile.h"
+#include "kernels/cpu/gemm_tile.inc"
 
 PACK_DEFINE(pack_a_bf16_m, pack_cols, PACK_BF16_PAIR, TILE_ROWS)
 PACK_DEFINE(pack_a_bf16_k, pack_rows, PACK_BF16_PAIR, TILE_ROWS)

@@ -3,7 +3,7 @@
 #define TILE_STEP(acc, a, b) lane_fma(a, b, acc)
 #define TILE_BROADCAST(p)    lane_set1(*(p))
 #include "kernels/cpu/gemm_pack.h"
-#include "kernels/cpu/gemm_tile.h"
+#include "kernels/cpu/gemm_tile.inc"
 
 PACK_DEFINE_ALL(TILE_ROWS, TILE_COLS)
 

@@ -1,5 +1,6 @@
 /* The tuned element-wise, norm, loss and optimizer kernels for AVX2 with FMA. */
 #include "core/hyper.h"
+#include "core/stats.h"
 #include "kernels/cpu/cpu_table.h"
 #include "kernels/cpu/tuned.h"
 
@@ -14,5 +15,7 @@
 #include "kernels/cpu/tuned_tokens.inc"
 
 #include "kernels/cpu/tuned_optim.inc"
+
+#include "kernels/cpu/tuned_stats.inc"
 
 #include "kernels/cpu/tuned_rows.inc"

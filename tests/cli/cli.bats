@@ -138,8 +138,7 @@ END
     done
     angel --help
     lacks "$out" finetune
-    for later in device=cuda parallel.tp=2 parallel.zero=1 cluster=c.yaml \
-        log.tensorboard=tb; do
+    for later in device=cuda parallel.tp=2 parallel.zero=1 cluster=c.yaml; do
         angel pretrain "${tiny[@]}" "$later" --dry-run
         refuses 69 "${later%%=*}"
     done

@@ -26,6 +26,7 @@ static int64_t axis_of(const struct op_dims *d, char letter)
     case 'P': return d->D / 2;
     case 'B': return ceil_div_i64(d->T * d->H, NORM_BLOCK_ELEMS);
     case 'U': return HYPER_COUNT;
+    case '4': return 4;
     case '2': return 2;
     case '1': return 1;
     default: BUG("axis '%c'", letter);

@@ -2,7 +2,7 @@
  *
  * An operand is "<dtype><axes>": dtype c (the case's compute dtype), f (f32), d (f64) or
  * i (i32), h (bf16); each axis a letter of `struct op_dims`, or G = 2F, P = D/2, B blocks
- * of the gradient norm, U the params block, 1 or 2. A word after it says how an input is
+ * of the gradient norm, U the params block, 1, 2 or 4. A word after it says how an input is
  * filled (fill_table in op_case.c); without one, with standard normals. */
 #ifndef TESTS_LIB_OP_CASE_H
 #define TESTS_LIB_OP_CASE_H

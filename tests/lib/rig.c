@@ -45,7 +45,8 @@ void rig_create(struct rig *r, const struct config_model *m,
                                .sequences = o->sequences,
                                .seq_len = o->seq_len,
                                .n_micro_batches = MAX(o->n_micro_batches, 1u),
-                               .activations = o->activations};
+                               .activations = o->activations,
+                               .monitor = o->monitor};
     need(lower_model(&r->model, &lo, &r->low, &diag), &diag);
     if (o->optimizer_only)
         keep_optimizer(&r->low.program);

@@ -16,8 +16,9 @@ struct rig_options {
     enum memory_activations activations;
     int n_threads;
     bool reference;
-    uint32_t isa_mask; /* 0: all */
+    uint32_t isa_mask;   /* 0: all */
     bool check;          /* guard bands behind every storage */
+    bool monitor;        /* with probes */
     bool optimizer_only; /* the step is the optimizer alone: gradients are injected */
 };
 

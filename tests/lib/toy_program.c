@@ -205,6 +205,7 @@ static uint32_t optimizer_segment(struct builder *b)
     op_args_in(&clip,
                plain(b, SC_WORKSPACE, SLOT_NONE, DT_F64, 1, &blocks, "partials"));
     op_args_in(&clip, b->hyper);
+    op_args_in(&clip, b->loss_sum);
     clip.out[1] = plain(b, SC_OUTPUT, SLOT_NONE, DT_F32, 1, &one, "grad_norm");
     program_segment_begin(b->p, "optimizer");
     int64_t at = 0;

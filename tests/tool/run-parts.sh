@@ -50,7 +50,7 @@ for part in "$@"; do
     printf '\n== %s\n' "$part"
     : >"$results"
     part_begin=$SECONDS
-    "$make" --no-print-directory "${jobs[@]}" "$part"
+    "$make" -k --no-print-directory "${jobs[@]}" "$part"
     status=$?
     add_part "$part" "$status" $((SECONDS - part_begin))
     printf '== %s: %d s\n' "$part" $((SECONDS - part_begin))

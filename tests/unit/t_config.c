@@ -253,7 +253,6 @@ static void test_not_yet(void **state)
             "device: cuda\n",
             "memory: {activations: offload}\n",
             "memory: {disk: /x}\n",
-            "log: {tensorboard: tb}\n",
             "model.moe: {experts: 8}\n",
             "cluster: c.yaml\n",
             "data.tokenizer: tokenizer.json\n",

@@ -244,6 +244,18 @@ static const struct op_spec specs[] = {
          .n_inplace = 3,
          .flat = true,
          .exact = true},
+        {.label = "stats",
+         .kind = OP_STATS,
+         .in = {"cTH wide"},
+         .out = {"d4"},
+         .flat = true,
+         .exact = true},
+        {.label = "adamw_stats",
+         .kind = OP_ADAMW_STATS,
+         .in = {"fTH", "fTH positive", "fU hyper"},
+         .out = {"d4"},
+         .flat = true,
+         .exact = true},
         {.label = "zero", .kind = OP_ZERO, .out = {"cTF"}, .exact = true},
 };
 

@@ -240,7 +240,10 @@ static void test_set(void **state)
     assert_true(f->v.on && f->v.count == 12000 && f->v.rate == 3e-4 && f->v.kind == 1);
     assert_true(f->v.pair[0] == 0.125 && f->v.pair[1] == 0.5 && f->v.wait_s == 120);
     assert_string_equal(opt_where(&f->store, "kind"), "run.yaml:7");
-    assert_int_equal(set(f, "size.count", "0"), ST_OK); /* as `auto` */
+    assert_int_equal(set(f, "size.count", "auto"), ST_OK);
+    assert_int_equal(f->v.count, 0);
+    assert_int_equal(set(f, "size.count", "0"),
+                     ST_CONFIG); /* stored so, not given so */
     assert_int_equal(set(f, "size", "auto"), ST_OK);
     assert_int_equal(f->v.bytes, 0);
 }

@@ -86,7 +86,7 @@ static int64_t newest_step(const char *dir)
 struct kill_at {
     int64_t number; /* -1: never */
     bool torn;      /* of a write, half is done first */
-    int fd;         /* gets the number of points, of a run that is not killed */
+    int fd;         /* gets a byte for each point of a run that is not killed */
 };
 
 static int kill_hook(void *arg, const struct durable_event *e)
@@ -101,17 +101,17 @@ static int kill_hook(void *arg, const struct durable_event *e)
     return 0;
 }
 
-/* Counts in a pipe: the run is another process. */
+/* Tells a pipe of each point: the run is another process. */
 static int count_hook(void *arg, const struct durable_event *e)
 {
     const struct kill_at *k = arg;
-    (void)e;
-    if (write(k->fd, "x", 1) != 1)
+    if (write(k->fd, e->op == DURABLE_WRITE ? "w" : "x", 1) != 1)
         _exit(99);
     return 0;
 }
 
-static int64_t count_points(struct child *c)
+/* The points of a run that is not killed, in order: 'w' for writes. */
+static size_t list_points(struct child *c, char *points, size_t cap)
 {
     int ends[2];
     assert_int_equal(pipe(ends), 0);
@@ -122,13 +122,12 @@ static int64_t count_points(struct child *c)
     child_expect(c, 0);
     c->hooks = NULL;
     close(ends[1]);
-    char buf[4096];
-    ssize_t n;
-    int64_t n_seen = 0;
-    while ((n = read(ends[0], buf, sizeof(buf))) > 0)
-        n_seen += n;
+    size_t n_all = 0;
+    for (ssize_t n; (n = read(ends[0], points + n_all, cap - n_all)) > 0;)
+        n_all += (size_t)n;
     close(ends[0]);
-    return n_seen;
+    assert_true(n_all < cap);
+    return n_all;
 }
 
 static void kill_and_go_on(struct child *c, const char *dir, struct kill_at k,
@@ -160,10 +159,12 @@ static void test_every_point(void **state)
     c.err = f->err;
     child_arg(&c, "checkpoint.every=1");
     child_arg(&c, "checkpoint.keep=2");
-    int64_t n = count_points(&c), seen[4] = {0}, trials = 0;
+    static char points[4096];
+    int64_t n = (int64_t)list_points(&c, points, sizeof(points)), seen[4] = {0};
+    int64_t trials = 0;
     uint64_t want = child_digest(dir, 3);
     for (int64_t i = 0; i < n; i++)
-        for (int torn = 0; torn < 2; torn++, trials++)
+        for (int torn = 0; torn <= (points[i] == 'w'); torn++, trials++)
             kill_and_go_on(&c, dir, (struct kill_at){.number = i, .torn = torn}, want,
                            seen);
     print_message(

@@ -229,8 +229,11 @@ static void break_pitch(struct program *p)
 /* The loss sum does not outlive the step any more, and nobody in it reads the sum. */
 static void break_unused_op(struct program *p)
 {
+    /* The clipping reads another f64[1] in place of the loss. */
+    uint32_t other = op_out(p, op_at(p, "optimizer", OP_NORM_SQ, -1), 0);
     uint32_t s = value_out(p, op_at(p, "forward", OP_SUM, -1), 0)->storage;
     p->storages.data[s].cls = SC_ACTIVATION;
+    set_in(p, op_at(p, "optimizer", OP_CLIP, -1), 2, other);
 }
 
 static void break_unused_storage(struct program *p)

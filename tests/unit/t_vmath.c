@@ -17,8 +17,8 @@
 #define SQRT_2PI   2.50662827463100050242
 #define MIN_NORMAL 0x1p-126
 
-static const struct vmath_probe *const probes[] = {
-        &vmath_probe_avx512, &vmath_probe_avx2};
+static const struct vmath_probe *const probes[] = {&vmath_probe_avx512,
+                                                   &vmath_probe_avx2};
 
 static double sigmoid(double x)
 {
