@@ -58,6 +58,7 @@ ISA_amx      := $(ISA_avx512bf16) -mamx-tile -mamx-bf16
 # Headers that only such files include, so that they compile alone.
 ISA_simd16 := $(ISA_avx2)
 ISA_vmath := $(ISA_avx2)
+ISA_tuned := $(ISA_avx2)
 ISA_pack512 := $(ISA_avx512)
 
 FOLDERS := core io memory kernels kernels/cpu parallel cmd

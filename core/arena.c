@@ -17,6 +17,14 @@ struct arena_block {
     _Alignas(16) unsigned char data[];
 };
 
+/* Per thread, so that counting needs no lock and other threads do not disturb it. */
+static _Thread_local uint64_t n_allocations;
+
+uint64_t mem_allocations(void)
+{
+    return n_allocations;
+}
+
 NORETURN static void out_of_memory(size_t bytes)
 {
     fprintf(stderr, "angel: out of memory for tables (host): wanted %zu bytes\n",
@@ -27,6 +35,7 @@ NORETURN static void out_of_memory(size_t bytes)
 void *mem_alloc(size_t bytes)
 {
     void *p = calloc(1, bytes ? bytes : 1);
+    n_allocations++;
     if (!p)
         out_of_memory(bytes);
     return p;
@@ -35,6 +44,7 @@ void *mem_alloc(size_t bytes)
 void *mem_realloc(void *p, size_t bytes)
 {
     void *q = realloc(p, bytes ? bytes : 1);
+    n_allocations++;
     if (!q)
         out_of_memory(bytes);
     return q;

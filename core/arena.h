@@ -38,6 +38,10 @@ void *mem_alloc(size_t bytes);
 void *mem_realloc(void *p, size_t bytes);
 void mem_free(void *p);
 
+/* Allocations that the calling thread made through this file so far: a check that a step
+ * makes none. */
+uint64_t mem_allocations(void);
+
 /* Maps `bytes` of zeroed, 2 MiB-aligned memory with huge pages advised, for pools that
  * hold tensors. out: *out the address. errors: ST_NO_FIT with size and reason. */
 MUST_CHECK enum status pages_map(size_t bytes, void **out, struct diag *diag);

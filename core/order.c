@@ -13,8 +13,7 @@ static bool writes_per_micro_batch(const struct program *p)
             uint32_t v = op_out(p, op, i);
             if (v == NONE_ID)
                 continue;
-            const struct prog_storage *s =
-                    &p->storages.data[p->values.data[v].storage];
+            const struct prog_storage *s = &p->storages.data[p->values.data[v].storage];
             if (s->slotting == SLOT_MICRO_BATCH && s->cls != SC_OUTPUT)
                 return true;
         }

@@ -68,6 +68,9 @@ LANE_INLINE void load_block_m(__m512 *r, const void *src, int64_t i, int64_t ld,
                               int64_t width, int64_t k)
 {
     __mmask16 m = width > 0 ? pack_mask(width) : 0;
+    const uint16_t *next = (const uint16_t *)src + i + PAIR * TILE_DIM * ld;
+    for (int s = 0; s < PAIR * TILE_DIM; s++) /* rows too far apart for the hardware */
+        __builtin_prefetch(next + s * ld);
     if (k >= PAIR * TILE_DIM) {
 #pragma GCC unroll 16
         for (int s = 0; s < TILE_DIM; s++)
@@ -213,7 +216,19 @@ static void sums_end(const struct gemm_dst *d, float *block, int64_t n_cols)
     block_store(block, to, t, ld, d->n_rows, n_cols);
 }
 
-#define AHEAD_BYTES (2 * TILE_DIM * NR * 4) /* of B, fetched ahead */
+/* The neighbour's place in the result, while the products of this one go on. */
+static void next_fetch(const struct gemm_dst *d)
+{
+    if (d->last && d->out_dtype != DT_F32) {
+        for (int64_t i = 0; i < d->n_rows; i++)
+            __builtin_prefetch((uint16_t *)d->out + i * d->ld_out + NR, 1);
+        return;
+    }
+    for (int64_t i = 0; i < d->n_rows; i++) {
+        __builtin_prefetch(d->run + i * d->ld_run + NR, 1);
+        __builtin_prefetch(d->run + i * d->ld_run + NR + TILE_DIM, 1);
+    }
+}
 
 static void tile(const void *a, const void *b, int64_t steps, const struct gemm_dst *d,
                  int64_t n_cols)
@@ -221,6 +236,7 @@ static void tile(const void *a, const void *b, int64_t steps, const struct gemm_
     _Alignas(LINE_BYTES) float block[MR * NR];
     const char *ap = a, *bp = b;
     sums_begin(d, block, n_cols);
+    next_fetch(d);
     for (int64_t s = 0; s < steps; s += TILE_DIM) {
         _tile_loadd(6, bp, NR * 4);
         _tile_loadd(4, ap, LINE_BYTES);
@@ -248,7 +264,7 @@ const struct gemm_isa gemm_isa_amx = {
         .k_per_step = PAIR,
         .step_unit = TILE_DIM,
         .k_block = 384,
-        .n_block = 1024,
+        .n_block = 512,
         .pack_a = {[DT_BF16] = {pack_a_m, pack_a_k}},
         .pack_b = {[DT_BF16] = {pack_b_n, pack_b_k}},
         .tile = tiles,

@@ -53,7 +53,9 @@ static struct gemm_plan gemm_plan(const struct gemm_args *g, int n_threads)
     p.k_block = k_steps * isa->k_per_step;
     int64_t share_m = round_up_i64(ceil_div_i64(g->m, p.threads_m), isa->mr);
     int64_t share_n = round_up_i64(ceil_div_i64(g->n, p.threads_n), isa->nr);
-    p.m_block = MIN(share_m, round_up_i64(ROW_BLOCK, isa->mr));
+    p.m_block = share_m;
+    if (g->out_dtype != DT_F32 && p.k_block < g->k)
+        p.m_block = MIN(share_m, round_up_i64(ROW_BLOCK, isa->mr));
     /* Equal blocks, so that none is a sliver. */
     n_blocks = ceil_div_i64(share_n, isa->n_block);
     p.n_block = round_up_i64(ceil_div_i64(share_n, n_blocks), isa->nr);

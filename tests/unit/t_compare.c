@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "tests/lib/compare.h"
+#include "tests/lib/tier2.h"
 
 #define ROWS 5
 #define COLS 17
@@ -224,9 +225,48 @@ static void tolerances_grow_as_documented(void **state)
 
 #define PAIR_TEST(f) cmocka_unit_test_setup_teardown(f, pair_setup, pair_teardown)
 
+/* The tier 2 distance must see each of these, and nothing must pass by default. */
+static void tier2_fails_when_it_must(void **state)
+{
+    (void)state;
+    float want[100], got[100], zero[100] = {0};
+    struct tier2 t = {0}, nothing = {0};
+    for (int i = 0; i < 100; i++)
+        want[i] = got[i] = (float)(i % 7 - 3) * 0.25f;
+    tier2_add(&t, want, 100);
+    assert_true(tier2_distance(&t, got, want, 100) == 0);
+    for (int i = 0; i < 100; i++) {
+        got[i] += 1e-3f;
+        assert_false(tier2_distance(&t, got, want, 100) <= 1e-5);
+        got[i] = (float)NAN;
+        assert_false(tier2_distance(&t, got, want, 100) <= 1e30);
+        got[i] = want[i];
+    }
+    assert_false(tier2_distance(&t, zero, want, 100) <= 0.5);
+    tier2_add(&nothing, zero, 100);
+    assert_false(tier2_distance(&nothing, zero, zero, 100) <= 1e30);
+    assert_false(tier2_distance(&t, got, want, 0) <= 1e30);
+}
+
+/* A tensor whose gradient is zero is measured against all others, not against itself. */
+static void tier2_has_a_floor(void **state)
+{
+    (void)state;
+    float want[100], got[4] = {1e-7f, 0, 0, 0}, none[4] = {0};
+    struct tier2 t = {0};
+    for (int i = 0; i < 100; i++)
+        want[i] = 1.0f;
+    tier2_add(&t, want, 100);
+    tier2_add(&t, none, 4);
+    double d = tier2_distance(&t, got, none, 4);
+    assert_true(d > 1e-6 && d <= 1e-4);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+            cmocka_unit_test(tier2_fails_when_it_must),
+            cmocka_unit_test(tier2_has_a_floor),
             PAIR_TEST(passes_on_rounded_copy),
             PAIR_TEST(fails_on_nan),
             PAIR_TEST(fails_on_nan_on_both_sides),

@@ -13,13 +13,14 @@
 #include "core/rng.h"
 #include "core/str.h"
 #include "io/data.h"
-#include "tests/lib/tmpdir.h"
+#include "tests/lib/tmp.h"
 
 #define T 8
 
 struct fixture {
     struct arena a;
     const char *dir;
+    struct tmp tmp;
     struct diag diag;
 };
 
@@ -27,7 +28,8 @@ static int set_up(void **state)
 {
     static struct fixture f;
     f = (struct fixture){0};
-    f.dir = tmpdir_make(&f.a);
+    tmp_create(&f.tmp);
+    f.dir = f.tmp.path;
     *state = &f;
     return 0;
 }
@@ -35,7 +37,7 @@ static int set_up(void **state)
 static int tear_down(void **state)
 {
     struct fixture *f = *state;
-    tmpdir_remove(f->dir);
+    tmp_remove(&f->tmp);
     arena_release(&f->a);
     return 0;
 }
@@ -46,7 +48,7 @@ static const char *make_source(struct fixture *f, const char *name, int64_t n)
     struct str s = {0};
     for (int64_t i = 0; i < n * T; i++)
         str_addc(&s, (char)(1 + rng_u64(3, (uint64_t)name[0], (uint64_t)i) % 255));
-    const char *path = tmpdir_write(&f->a, f->dir, name, s.s, s.n);
+    const char *path = tmp_write(&f->tmp, name, s.s, s.n);
     str_free(&s);
     return path;
 }
@@ -286,8 +288,8 @@ static void separate_validation(void **state)
 static void labels_and_documents(void **state)
 {
     struct fixture *f = *state;
-    const char *path = tmpdir_write_text(&f->a, f->dir, "x.jsonl",
-                                         "{\"text\":\"abc\"}\n{\"text\":\"defgh\"}\n");
+    const char *path = tmp_write_text(&f->tmp, "x.jsonl",
+                                      "{\"text\":\"abc\"}\n{\"text\":\"defgh\"}\n");
     struct data_source s[] = {{path, 0}};
     struct data_options o = options_of(s, 1);
     struct data *d = open_ok(f, &o);
@@ -352,15 +354,15 @@ static void too_little(void **state)
 {
     struct fixture *f = *state;
     struct data *d = NULL;
-    const char *empty = tmpdir_path(&f->a, f->dir, "sub");
-    tmpdir_write(&f->a, f->dir, "sub/binary", "\0", 1);
+    const char *empty = tmp_path(&f->tmp, "sub");
+    tmp_write(&f->tmp, "sub/binary", "\0", 1);
     struct data_source s[] = {{empty, 0}};
     struct data_options o = options_of(s, 1);
     assert_int_equal(data_open(&o, &d, &f->diag), ST_DATA);
     assert_non_null(strstr(f->diag.text, "got 0 tokens, wanted at least 9"));
     assert_non_null(strstr(f->diag.text, empty));
     assert_non_null(strstr(f->diag.hint, "1 binary"));
-    s[0].path = tmpdir_write_text(&f->a, f->dir, "short", "1234567");
+    s[0].path = tmp_write_text(&f->tmp, "short", "1234567");
     assert_int_equal(data_open(&o, &d, &f->diag), ST_CONFIG);
     assert_non_null(strstr(f->diag.text, "got 8 tokens, wanted at least 9"));
     assert_string_equal(f->diag.hint, "data.seq_len=7 is the longest that fits");

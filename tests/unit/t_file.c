@@ -14,18 +14,20 @@
 #include <unistd.h>
 
 #include "io/file.h"
-#include "tests/lib/tmpdir.h"
+#include "tests/lib/tmp.h"
 
 struct fixture {
     struct arena a;
     const char *dir;
+    struct tmp tmp;
 };
 
 static int set_up(void **state)
 {
     static struct fixture f;
     f = (struct fixture){0};
-    f.dir = tmpdir_make(&f.a);
+    tmp_create(&f.tmp);
+    f.dir = f.tmp.path;
     *state = &f;
     return 0;
 }
@@ -33,7 +35,7 @@ static int set_up(void **state)
 static int tear_down(void **state)
 {
     struct fixture *f = *state;
-    tmpdir_remove(f->dir);
+    tmp_remove(&f->tmp);
     assert_false(file_exists(f->dir));
     arena_release(&f->a);
     return 0;
@@ -52,7 +54,7 @@ static void atomic_write(void **state)
 {
     struct fixture *f = *state;
     struct diag diag = {0};
-    const char *path = tmpdir_path(&f->a, f->dir, "x");
+    const char *path = tmp_path(&f->tmp, "x");
     assert_int_equal(file_write_atomic(path, "one", 3, &diag), ST_OK);
     assert_int_equal(file_write_atomic(path, "second", 6, &diag), ST_OK);
     assert_content(path, "second");
@@ -63,7 +65,7 @@ static void atomic_write(void **state)
     int64_t n = 0;
     assert_int_equal(file_list_folder(&f->a, f->dir, &names, &n, &diag), ST_OK);
     assert_int_equal(n, 1);
-    const char *lost = tmpdir_path(&f->a, f->dir, "none/x");
+    const char *lost = tmp_path(&f->tmp, "none/x");
     assert_int_equal(file_write_atomic(lost, "a", 1, &diag), ST_CREATE);
     assert_non_null(strstr(diag.text, lost));
     assert_non_null(strstr(diag.text, "No such file"));
@@ -74,7 +76,7 @@ static void failed_write_keeps_old(void **state)
 {
     struct fixture *f = *state;
     struct diag diag = {0};
-    const char *path = tmpdir_write_text(&f->a, f->dir, "x", "old");
+    const char *path = tmp_write_text(&f->tmp, "x", "old");
     static char big[64 * 1024];
     struct rlimit old, small;
     assert_int_equal(getrlimit(RLIMIT_FSIZE, &old), 0);
@@ -88,14 +90,14 @@ static void failed_write_keeps_old(void **state)
     assert_int_equal(st, ST_IO);
     assert_non_null(strstr(diag.text, "File too large"));
     assert_content(path, "old");
-    assert_false(file_exists(tmpdir_path(&f->a, f->dir, "x.tmp")));
+    assert_false(file_exists(tmp_path(&f->tmp, "x.tmp")));
 }
 
 static void reading(void **state)
 {
     struct fixture *f = *state;
     struct diag diag = {0};
-    const char *path = tmpdir_write_text(&f->a, f->dir, "x", "0123456789");
+    const char *path = tmp_write_text(&f->tmp, "x", "0123456789");
     struct str s = {0};
     assert_int_equal(file_read_all(path, 9, &s, &diag), ST_DATA);
     str_clear(&s);
@@ -112,12 +114,12 @@ static void reading(void **state)
     assert_int_equal(file_read_at(fd, path, 4, buf, 7, &diag), ST_DATA);
     assert_non_null(strstr(diag.text, "got 6 bytes at offset 4, wanted 7"));
     file_close_read(fd);
-    const char *none = tmpdir_path(&f->a, f->dir, "none");
+    const char *none = tmp_path(&f->tmp, "none");
     assert_int_equal(file_open_read(none, &fd, &diag), ST_NOT_FOUND);
     assert_non_null(strstr(diag.text, none));
     assert_int_equal(file_open_read(f->dir, &fd, &diag), ST_IO);
     assert_non_null(strstr(diag.text, "got a folder"));
-    const char *fifo = tmpdir_path(&f->a, f->dir, "pipe");
+    const char *fifo = tmp_path(&f->tmp, "pipe");
     assert_int_equal(mkfifo(fifo, 0600), 0);
     assert_int_equal(file_open_read(fifo, &fd, &diag), ST_IO);
     int64_t bytes;
@@ -128,7 +130,7 @@ static void writing_at(void **state)
 {
     struct fixture *f = *state;
     struct diag diag = {0};
-    const char *path = tmpdir_path(&f->a, f->dir, "x");
+    const char *path = tmp_path(&f->tmp, "x");
     int fd = -1;
     assert_int_equal(file_open_write(path, &fd, &diag), ST_OK);
     assert_int_equal(file_write_at(fd, path, 3, "def", 3, &diag), ST_OK);
@@ -142,17 +144,15 @@ static void folders(void **state)
 {
     struct fixture *f = *state;
     struct diag diag = {0};
-    const char *deep = tmpdir_path(&f->a, f->dir, "a/b//c");
+    const char *deep = tmp_path(&f->tmp, "a/b//c");
     assert_int_equal(file_make_folder(deep, &diag), ST_OK);
     assert_int_equal(file_make_folder(deep, &diag), ST_OK);
     assert_true(file_is_folder(deep));
-    tmpdir_write_text(&f->a, f->dir, "a/file", "x");
-    assert_int_equal(file_make_folder(tmpdir_path(&f->a, f->dir, "a/file/x"), &diag),
-                     ST_CREATE);
-    assert_int_equal(file_make_folder(tmpdir_path(&f->a, f->dir, "a/file"), &diag),
-                     ST_CREATE);
-    assert_int_equal(file_remove_tree(tmpdir_path(&f->a, f->dir, "a"), &diag), ST_OK);
-    assert_int_equal(file_remove_tree(tmpdir_path(&f->a, f->dir, "a"), &diag), ST_OK);
+    tmp_write_text(&f->tmp, "a/file", "x");
+    assert_int_equal(file_make_folder(tmp_path(&f->tmp, "a/file/x"), &diag), ST_CREATE);
+    assert_int_equal(file_make_folder(tmp_path(&f->tmp, "a/file"), &diag), ST_CREATE);
+    assert_int_equal(file_remove_tree(tmp_path(&f->tmp, "a"), &diag), ST_OK);
+    assert_int_equal(file_remove_tree(tmp_path(&f->tmp, "a"), &diag), ST_OK);
     assert_string_equal(file_folder_of(&f->a, "/x"), "/");
     assert_string_equal(file_folder_of(&f->a, "x"), ".");
     assert_string_equal(file_folder_of(&f->a, "a/b/c"), "a/b");
@@ -163,12 +163,10 @@ static void remove_does_not_follow(void **state)
 {
     struct fixture *f = *state;
     struct diag diag = {0};
-    const char *kept = tmpdir_write_text(&f->a, f->dir, "kept/x", "x");
-    assert_int_equal(file_make_folder(tmpdir_path(&f->a, f->dir, "gone"), &diag),
-                     ST_OK);
-    assert_int_equal(symlink("../kept", tmpdir_path(&f->a, f->dir, "gone/link")), 0);
-    assert_int_equal(file_remove_tree(tmpdir_path(&f->a, f->dir, "gone"), &diag),
-                     ST_OK);
+    const char *kept = tmp_write_text(&f->tmp, "kept/x", "x");
+    assert_int_equal(file_make_folder(tmp_path(&f->tmp, "gone"), &diag), ST_OK);
+    assert_int_equal(symlink("../kept", tmp_path(&f->tmp, "gone/link")), 0);
+    assert_int_equal(file_remove_tree(tmp_path(&f->tmp, "gone"), &diag), ST_OK);
     assert_true(file_exists(kept));
 }
 
@@ -179,9 +177,9 @@ static void listing(void **state)
     static const char *const names[] = {"b",        "a/z",         "a.txt",    "a/B",
                                         "\xc3\xa9", ".git/config", "a/.hidden"};
     for (size_t i = 0; i < ARRAY_LEN(names); i++)
-        tmpdir_write_text(&f->a, f->dir, names[i], "xy");
-    assert_int_equal(symlink("..", tmpdir_path(&f->a, f->dir, "a/up")), 0);
-    assert_int_equal(symlink("nowhere", tmpdir_path(&f->a, f->dir, "dangling")), 0);
+        tmp_write_text(&f->tmp, names[i], "xy");
+    assert_int_equal(symlink("..", tmp_path(&f->tmp, "a/up")), 0);
+    assert_int_equal(symlink("nowhere", tmp_path(&f->tmp, "dangling")), 0);
     struct file_list l;
     assert_int_equal(file_list_tree(&f->a, f->dir, true, &l, &diag), ST_OK);
     static const char *const want[] = {"a.txt", "a/B", "a/z", "b", "\xc3\xa9"};
@@ -195,9 +193,8 @@ static void listing(void **state)
     assert_int_equal(file_list_tree(&f->a, f->dir, false, &l, &diag), ST_OK);
     assert_int_equal(l.n, 7);
     assert_string_equal(l.data[0].name, ".git/config");
-    assert_int_equal(
-            file_list_tree(&f->a, tmpdir_path(&f->a, f->dir, "none"), true, &l, &diag),
-            ST_NOT_FOUND);
+    assert_int_equal(file_list_tree(&f->a, tmp_path(&f->tmp, "none"), true, &l, &diag),
+                     ST_NOT_FOUND);
 }
 
 int main(void)

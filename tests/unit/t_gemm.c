@@ -180,6 +180,13 @@ static struct view run_row(const struct kernel_row *row, const struct problem *p
     return out;
 }
 
+static bool row_takes_dtype(const struct fixture *f, const struct kernel_row *row,
+                            enum dtype t)
+{
+    bool needs_bf16 = row->isa & ISA_AVX512_BF16;
+    return !(row->isa & ~f->isa) && (!needs_bf16 || t == DT_BF16);
+}
+
 static void check_values(struct fixture *f, const struct kernel_row *row,
                          const struct problem *p, const struct view *got,
                          const double *want)
@@ -278,8 +285,7 @@ static void test_in_place(void **state)
         struct problem p = problem_make(kind, some[i / 4], t, t, true, true);
         for (size_t r = 0; r < kernels_gemm.n_rows; r++) {
             const struct kernel_row *row = &kernels_gemm.rows[r];
-            if (row->kind != kind || (row->isa & ~f->isa) ||
-                ((row->isa & ISA_AVX512_BF16) && t != DT_BF16))
+            if (row->kind != kind || !row_takes_dtype(f, row, t))
                 continue;
             struct view apart = run_row(row, &p, f->pool[0], false);
             struct view same = run_row(row, &p, f->pool[1], true);
@@ -293,23 +299,26 @@ static void test_in_place(void **state)
     }
 }
 
-/* What a row of the result holds does not depend on which rows and columns are with it. */
-static void test_position(void **state)
+static void *element(const struct view *v, int64_t i)
 {
-    struct fixture *f = *state;
-    struct problem p = problem_make(OP_LINEAR, (struct dims){61, 97, 901}, DT_F32,
-                                    DT_F32, false, true);
+    return (char *)v->data + (size_t)i * dtype_bytes(v->dtype);
+}
+
+static void check_position(const struct fixture *f, enum dtype t)
+{
+    struct problem p =
+            problem_make(OP_LINEAR, (struct dims){81, 97, 901}, t, DT_F32, false, true);
     for (size_t r = 0; r < kernels_gemm.n_rows; r++) {
         const struct kernel_row *row = &kernels_gemm.rows[r];
-        if (row->kind != OP_LINEAR || (row->isa & (~f->isa | ISA_AVX512_BF16)))
+        if (row->kind != OP_LINEAR || !row_takes_dtype(f, row, t))
             continue;
         struct view whole = run_row(row, &p, f->pool[0], false);
         struct problem part = p;
-        part.in[0].data = (float *)p.in[0].data + 9 * p.in[0].ld;
-        part.in[1].data = (float *)p.in[1].data + 40 * p.in[1].ld;
-        part.in[2].data = (float *)p.in[2].data + 40;
-        part.in[0].dim[0] = part.out.dim[0] = part.m = 20;
-        part.in[1].dim[0] = part.out.dim[1] = part.n = 21;
+        part.in[0].data = element(&p.in[0], 9 * p.in[0].ld);
+        part.in[1].data = element(&p.in[1], 40 * p.in[1].ld);
+        part.in[2].data = element(&p.in[2], 40);
+        part.in[0].dim[0] = part.out.dim[0] = part.m = 40;
+        part.in[1].dim[0] = part.out.dim[1] = part.n = 41;
         struct view cut = run_row(row, &part, f->pool[0], false);
         for (int64_t i = 0; i < part.m; i++)
             for (int64_t j = 0; j < part.n; j++)
@@ -317,6 +326,62 @@ static void test_position(void **state)
         mem_free(whole.data);
         mem_free(cut.data);
     }
+    problem_free(&p);
+}
+
+/* What a row of the result holds does not depend on which rows and columns are with it. */
+static void test_position(void **state)
+{
+    check_position(*state, DT_F32);
+    check_position(*state, DT_BF16);
+}
+
+/* A row of NaN stays a row of NaN: what fills the edges of panels does not spread it, and
+ * nothing swallows it. */
+static void test_nan_stays_in_its_row(void **state)
+{
+    struct fixture *f = *state;
+    struct problem p = problem_make(OP_LINEAR, (struct dims){37, 41, 45}, DT_BF16,
+                                    DT_BF16, true, false);
+    for (int64_t k = 0; k < p.in[0].ld; k++)
+        dtype_set(p.in[0].data, DT_BF16, 17 * p.in[0].ld + k, NAN);
+    for (size_t r = 0; r < kernels_gemm.n_rows; r++) {
+        const struct kernel_row *row = &kernels_gemm.rows[r];
+        if (row->kind != OP_LINEAR || !row_takes_dtype(f, row, DT_BF16))
+            continue;
+        struct view y = run_row(row, &p, f->pool[1], false);
+        for (int64_t i = 0; i < p.m; i++)
+            for (int64_t j = 0; j < p.n; j++)
+                assert_int_equal(!isfinite(at(&y, i, j)), i == 17);
+        mem_free(y.data);
+    }
+    problem_free(&p);
+}
+
+/* Tile registers take numbers under the normal range for zero: no result is further off
+ * than that. */
+static void test_tiny_numbers(void **state)
+{
+    struct fixture *f = *state;
+    struct problem p = problem_make(OP_LINEAR, (struct dims){33, 35, 70}, DT_BF16,
+                                    DT_F32, false, false);
+    for (int64_t i = 0; i < p.m * p.k; i++)
+        dtype_set(p.in[0].data, DT_BF16, i, ldexp(value_at(i, 1), -126));
+    double *want = expected(&p);
+    for (size_t r = 0; r < kernels_gemm.n_rows; r++) {
+        const struct kernel_row *row = &kernels_gemm.rows[r];
+        if (row->kind != OP_LINEAR || !row_takes_dtype(f, row, DT_BF16))
+            continue;
+        struct view y = run_row(row, &p, f->pool[0], false);
+        double worst = 0;
+        for (int64_t i = 0; i < p.m * p.n; i++)
+            worst = fmax(worst, fabs(dtype_get(y.data, DT_F32, i) - want[i]));
+        printf("  %s: off by %.2g * 2^-126 at most for %ld terms under 2^-126\n",
+               row->name, ldexp(worst, 126), (long)p.k);
+        assert_true(worst <= ldexp((double)p.k, -126));
+        mem_free(y.data);
+    }
+    mem_free(want);
     problem_free(&p);
 }
 
@@ -354,9 +419,14 @@ static void test_peak(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-            cmocka_unit_test(test_odd_shapes), cmocka_unit_test(test_many_blocks),
-            cmocka_unit_test(test_in_place),   cmocka_unit_test(test_position),
-            cmocka_unit_test(test_accepts),    cmocka_unit_test(test_peak),
+            cmocka_unit_test(test_odd_shapes),
+            cmocka_unit_test(test_many_blocks),
+            cmocka_unit_test(test_in_place),
+            cmocka_unit_test(test_position),
+            cmocka_unit_test(test_nan_stays_in_its_row),
+            cmocka_unit_test(test_tiny_numbers),
+            cmocka_unit_test(test_accepts),
+            cmocka_unit_test(test_peak),
     };
     return cmocka_run_group_tests_name("gemm", tests, setup, teardown);
 }

@@ -12,6 +12,7 @@
 #include "core/hyper.h"
 #include "tests/lib/gold_read.h"
 #include "tests/lib/rig.h"
+#include "tests/lib/tier2.h"
 
 #define TOLERANCE 1e-5
 
@@ -76,43 +77,26 @@ static void set_params(struct rig *r, const struct gold *g)
     }
 }
 
-static double norm_of(const float *x, size_t n)
-{
-    double s = 0;
-    for (size_t i = 0; i < n; i++)
-        s += (double)x[i] * (double)x[i];
-    return sqrt(s);
-}
-
 struct worst {
     double ratio;
     const char *name;
 };
 
-/* Every gradient within the limit of tier 2: ||a-b|| <= tol * max(||b||, floor). Written
- * so that a NaN fails. */
+/* Every gradient within the limit of tier 2. */
 static struct worst check_grads(struct rig *r, const struct gold *g, double tol)
 {
-    double all = 0;
-    size_t total = 0;
+    struct tier2 all = {0};
     struct worst worst = {0, ""};
     for (uint32_t i = 0; i < r->model.n_params; i++) {
         const struct gold_entry *e = entry(g, "grad:", r->model.params[i].name);
-        double n = norm_of(e->data, e->count);
-        all += n * n;
-        total += e->count;
+        tier2_add(&all, e->data, (int64_t)e->count);
     }
     for (uint32_t i = 0; i < r->model.n_params; i++) {
         const char *name = r->model.params[i].name;
         const struct gold_entry *e = entry(g, "grad:", name);
         float *got = mem_alloc(e->count * sizeof(*got));
         rig_get(r, r->low.params[i].grad, got);
-        const float *want = e->data;
-        double scale = fmax(norm_of(want, e->count),
-                            1e-3 * sqrt(all) * sqrt((double)e->count / (double)total));
-        for (size_t k = 0; k < e->count; k++)
-            got[k] -= want[k];
-        double ratio = norm_of(got, e->count) / scale;
+        double ratio = tier2_distance(&all, got, e->data, (int64_t)e->count);
         mem_free(got);
         if (!(ratio <= worst.ratio))
             worst = (struct worst){ratio, name};
@@ -196,13 +180,11 @@ static double check_state(struct rig *r, const struct gold *g, const char *prefi
                           const char *name, uint32_t value)
 {
     const struct gold_entry *e = entry(g, prefix, name);
-    const float *want = e->data;
+    struct tier2 alone = {0};
     float *got = mem_alloc(e->count * sizeof(*got));
     rig_get(r, value, got);
-    double scale = norm_of(want, e->count);
-    for (size_t k = 0; k < e->count; k++)
-        got[k] -= want[k];
-    double ratio = norm_of(got, e->count) / scale;
+    tier2_add(&alone, e->data, (int64_t)e->count);
+    double ratio = tier2_distance(&alone, got, e->data, (int64_t)e->count);
     mem_free(got);
     if (!(ratio <= TOLERANCE))
         fail_msg("%s%s is off by %.3g", prefix, name, ratio);

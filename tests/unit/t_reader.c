@@ -16,7 +16,7 @@
 
 #include "core/str.h"
 #include "io/reader.h"
-#include "tests/lib/tmpdir.h"
+#include "tests/lib/tmp.h"
 
 #define T         16
 #define N_SAMPLES 50
@@ -25,6 +25,7 @@
 struct fixture {
     struct arena a;
     const char *dir;
+    struct tmp tmp;
     const char *path;
     struct diag diag;
     struct data *data;
@@ -36,11 +37,12 @@ static int set_up(void **state)
 {
     static struct fixture f;
     f = (struct fixture){.n_batches = INT64_MAX};
-    f.dir = tmpdir_make(&f.a);
+    tmp_create(&f.tmp);
+    f.dir = f.tmp.path;
     struct str s = {0};
     for (int i = 0; i < N_SAMPLES * T; i++)
         str_addc(&s, (char)('a' + i % 23));
-    f.path = tmpdir_write(&f.a, f.dir, "x", s.s, s.n);
+    f.path = tmp_write(&f.tmp, "x", s.s, s.n);
     str_free(&s);
     struct data_source src[] = {{f.path, 0}};
     struct data_options o = {.train = src,
@@ -61,7 +63,7 @@ static int tear_down(void **state)
 {
     struct fixture *f = *state;
     data_close(f->data);
-    tmpdir_remove(f->dir);
+    tmp_remove(&f->tmp);
     arena_release(&f->a);
     return 0;
 }

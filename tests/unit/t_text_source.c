@@ -16,11 +16,12 @@
 #include "io/file.h"
 #include "io/json.h"
 #include "io/text_source.h"
-#include "tests/lib/tmpdir.h"
+#include "tests/lib/tmp.h"
 
 struct fixture {
     struct arena a;
     const char *dir;
+    struct tmp tmp;
     struct diag diag;
 };
 
@@ -28,7 +29,8 @@ static int set_up(void **state)
 {
     static struct fixture f;
     f = (struct fixture){0};
-    f.dir = tmpdir_make(&f.a);
+    tmp_create(&f.tmp);
+    f.dir = f.tmp.path;
     *state = &f;
     return 0;
 }
@@ -36,7 +38,7 @@ static int set_up(void **state)
 static int tear_down(void **state)
 {
     struct fixture *f = *state;
-    tmpdir_remove(f->dir);
+    tmp_remove(&f->tmp);
     arena_release(&f->a);
     return 0;
 }
@@ -90,7 +92,7 @@ static void text_file(void **state)
 {
     struct fixture *f = *state;
     static const char text[] = "a\r\nb\xff\xfe\x80 caf\xc3\xa9\r\n";
-    const char *path = tmpdir_write(&f->a, f->dir, "x.txt", text, sizeof(text) - 1);
+    const char *path = tmp_write(&f->tmp, "x.txt", text, sizeof(text) - 1);
     struct text_source *s = open_ok(f, path);
     assert_stream(f, s, "a\r\nb\xff\xfe\x80 caf\xc3\xa9\r\n|", sizeof(text));
     assert_ranges(f, s);
@@ -104,16 +106,16 @@ static void refused_files(void **state)
 {
     struct fixture *f = *state;
     struct text_source *s;
-    const char *none = tmpdir_path(&f->a, f->dir, "none");
+    const char *none = tmp_path(&f->tmp, "none");
     assert_int_equal(open_source(f, none, &s), ST_NOT_FOUND);
     assert_non_null(strstr(f->diag.text, none));
-    const char *binary = tmpdir_write(&f->a, f->dir, "b", "ab\0c", 4);
+    const char *binary = tmp_write(&f->tmp, "b", "ab\0c", 4);
     assert_int_equal(open_source(f, binary, &s), ST_DATA);
     assert_non_null(strstr(f->diag.text, binary));
-    const char *zst = tmpdir_write(&f->a, f->dir, "x.txt.zst", "\x28\xb5\x2f\xfd\0", 5);
+    const char *zst = tmp_write(&f->tmp, "x.txt.zst", "\x28\xb5\x2f\xfd\0", 5);
     assert_int_equal(open_source(f, zst, &s), ST_DATA);
     assert_non_null(strstr(f->diag.hint, ".jsonl.zst"));
-    const char *empty = tmpdir_write_text(&f->a, f->dir, "e", "");
+    const char *empty = tmp_write_text(&f->tmp, "e", "");
     s = open_ok(f, empty);
     assert_int_equal(text_source_counts(s).tokens, 0);
     assert_int_equal(text_source_document_begin(s, 0), 0);
@@ -123,14 +125,14 @@ static void refused_files(void **state)
 static void folder(void **state)
 {
     struct fixture *f = *state;
-    tmpdir_write_text(&f->a, f->dir, "c/b", "two");
-    tmpdir_write_text(&f->a, f->dir, "c/a", "one");
-    tmpdir_write_text(&f->a, f->dir, "c.txt", "first");
-    tmpdir_write_text(&f->a, f->dir, "empty", "");
-    tmpdir_write(&f->a, f->dir, "data.bin", "\0\1", 2);
-    tmpdir_write_text(&f->a, f->dir, ".git/config", "hidden");
-    tmpdir_write_text(&f->a, f->dir, "c/.x", "hidden");
-    assert_int_equal(symlink("nowhere", tmpdir_path(&f->a, f->dir, "link")), 0);
+    tmp_write_text(&f->tmp, "c/b", "two");
+    tmp_write_text(&f->tmp, "c/a", "one");
+    tmp_write_text(&f->tmp, "c.txt", "first");
+    tmp_write_text(&f->tmp, "empty", "");
+    tmp_write(&f->tmp, "data.bin", "\0\1", 2);
+    tmp_write_text(&f->tmp, ".git/config", "hidden");
+    tmp_write_text(&f->tmp, "c/.x", "hidden");
+    assert_int_equal(symlink("nowhere", tmp_path(&f->tmp, "link")), 0);
     struct text_source *s = open_ok(f, f->dir);
     assert_stream(f, s, "first|one|two|", 14);
     assert_ranges(f, s);
@@ -154,8 +156,7 @@ static void json_lines(void **state)
                                "\r\n"
                                "{\"text\":\"\"}\n"
                                "{\"text\":\"\\u00e9\xff\",\"meta\":{\"text\":[1]}}";
-    struct text_source *s =
-            open_ok(f, tmpdir_write_text(&f->a, f->dir, "x.jsonl", text));
+    struct text_source *s = open_ok(f, tmp_write_text(&f->tmp, "x.jsonl", text));
     assert_stream(f, s, "a\nb|\xc3\xa9\xff|", 8);
     assert_ranges(f, s);
     assert_int_equal(text_source_counts(s).documents, 2);
@@ -181,7 +182,7 @@ static void malformed_lines(void **state)
     };
     for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
         struct text_source *s;
-        const char *path = tmpdir_write_text(&f->a, f->dir, "x.jsonl", cases[i].text);
+        const char *path = tmp_write_text(&f->tmp, "x.jsonl", cases[i].text);
         assert_int_equal(open_source(f, path, &s), ST_DATA);
         if (!strstr(f->diag.text, cases[i].says) ||
             !strstr(f->diag.hint, cases[i].hint))
@@ -229,9 +230,9 @@ static void zst_equals_plain(void **state)
     make_lines(&text, 200);
     size_t n_packed = compress(&f->a, &text, &packed);
     struct text_source *plain =
-            open_ok(f, tmpdir_write(&f->a, f->dir, "x.jsonl", text.s, text.n));
+            open_ok(f, tmp_write(&f->tmp, "x.jsonl", text.s, text.n));
     struct text_source *zst =
-            open_ok(f, tmpdir_write(&f->a, f->dir, "y.jsonl.zst", packed, n_packed));
+            open_ok(f, tmp_write(&f->tmp, "y.jsonl.zst", packed, n_packed));
     struct text_counts a = text_source_counts(plain), b = text_source_counts(zst);
     assert_memory_equal(&a, &b, sizeof(a));
     print_message("%zu bytes, %zu packed, %lld tokens, %lld documents\n", text.n,
@@ -262,12 +263,12 @@ static void cut_and_damaged_zst(void **state)
     size_t n = ZSTD_compress(packed, cap, text.s, text.n, 1);
     struct text_source *s;
     for (size_t cut = 1; cut < n; cut += n / 23) {
-        const char *path = tmpdir_write(&f->a, f->dir, "x.jsonl.zst", packed, cut);
+        const char *path = tmp_write(&f->tmp, "x.jsonl.zst", packed, cut);
         assert_int_equal(open_source(f, path, &s), ST_DATA);
         assert_non_null(strstr(f->diag.text, "cut short"));
     }
     packed[0] ^= 1;
-    const char *path = tmpdir_write(&f->a, f->dir, "x.jsonl.zst", packed, n);
+    const char *path = tmp_write(&f->tmp, "x.jsonl.zst", packed, n);
     assert_int_equal(open_source(f, path, &s), ST_DATA);
     assert_non_null(strstr(f->diag.text, "damaged zstd file"));
     str_free(&text);
@@ -276,7 +277,7 @@ static void cut_and_damaged_zst(void **state)
 static void file_changes(void **state)
 {
     struct fixture *f = *state;
-    const char *path = tmpdir_write_text(&f->a, f->dir, "x", "0123456789");
+    const char *path = tmp_write_text(&f->tmp, "x", "0123456789");
     struct text_source *s = open_ok(f, path);
     uint32_t out[11];
     assert_int_equal(text_source_read(s, 0, 11, out, &f->diag), ST_OK);
@@ -292,21 +293,21 @@ static void file_changes(void **state)
 static void identity(void **state)
 {
     struct fixture *f = *state;
-    tmpdir_write_text(&f->a, f->dir, "d/1", "abc");
-    tmpdir_write_text(&f->a, f->dir, "d/2", "de");
+    tmp_write_text(&f->tmp, "d/1", "abc");
+    tmp_write_text(&f->tmp, "d/2", "de");
     struct {
         const char *path;
         uint64_t id;
     } c[] = {
-            {tmpdir_path(&f->a, f->dir, "d"), 0},
-            {tmpdir_write_text(&f->a, f->dir, "a.jsonl",
-                               "{\"text\":\"abc\"}\n{\"text\":\"de\"}\n"),
+            {tmp_path(&f->tmp, "d"), 0},
+            {tmp_write_text(&f->tmp, "a.jsonl",
+                            "{\"text\":\"abc\"}\n{\"text\":\"de\"}\n"),
              0},
-            {tmpdir_write_text(&f->a, f->dir, "b.jsonl",
-                               "{\"text\":\"ab\"}\n{\"text\":\"cde\"}\n"),
+            {tmp_write_text(&f->tmp, "b.jsonl",
+                            "{\"text\":\"ab\"}\n{\"text\":\"cde\"}\n"),
              0},
-            {tmpdir_write_text(&f->a, f->dir, "c.jsonl",
-                               "{\"text\":\"abc\"}\n{\"text\":\"dE\"}\n"),
+            {tmp_write_text(&f->tmp, "c.jsonl",
+                            "{\"text\":\"abc\"}\n{\"text\":\"dE\"}\n"),
              0},
     };
     for (size_t i = 0; i < ARRAY_LEN(c); i++) {
@@ -324,7 +325,7 @@ static void large_file(void **state)
     struct fixture *f = *state;
     char head[8192];
     memset(head, 'x', sizeof(head));
-    const char *path = tmpdir_write(&f->a, f->dir, "big.txt", head, sizeof(head));
+    const char *path = tmp_write(&f->tmp, "big.txt", head, sizeof(head));
     int64_t bytes = (int64_t)5 << 30;
     assert_int_equal(truncate(path, bytes), 0);
     struct text_source *s = open_ok(f, path);
