@@ -163,7 +163,6 @@ static enum status add_override(struct reading *r, const char *text, struct diag
     return ST_OK;
 }
 
-/* in: *i, the option's place; out: *i, the last place it used. */
 /* A list grows by copies in the arena: it holds a few keys at most. */
 static void list_add(struct cmd_args *args, struct cmd_list *list, const char *text)
 {
@@ -174,6 +173,7 @@ static void list_add(struct cmd_args *args, struct cmd_list *list, const char *t
     list->items = items;
 }
 
+/* in: *i, the option's place; out: *i, the last place it used. */
 static enum status take_option(struct reading *r, int argc, char **argv, int *i,
                                struct diag *diag)
 {

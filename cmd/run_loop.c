@@ -487,9 +487,9 @@ static enum status evaluate(struct run *r, struct diag *diag)
 static enum status maybe_evaluate(struct run *r, struct diag *diag)
 {
     const struct config *c = r->config;
-    if (!r->has_eval)
+    if (!r->has_eval || c->train.eval_every == 0)
         return ST_OK;
-    bool due = c->train.eval_every > 0 && r->at.step % c->train.eval_every == 0;
+    bool due = r->at.step % c->train.eval_every == 0;
     return due || r->at.step == c->train.steps ? evaluate(r, diag) : ST_OK;
 }
 

@@ -7,6 +7,7 @@
 #include "core/log.h"
 #include "core/verify.h"
 #include "kernels/cpu/cpu_backend.h"
+#include "memory/budget.h"
 
 /* Tokens of a micro-batch that `auto` aims at: enough for the products to run near their
  * best, few enough for the activations to stay small. */
@@ -240,27 +241,63 @@ enum status run_plan(struct run *r, struct diag *diag)
     return settle(r, diag);
 }
 
+/* Bytes of the whole run with another micro-batch and other activations: its largest
+ * program is lowered and packed for the answer, and forgotten. */
+static enum status measure(const struct run *r, int64_t micro_batch,
+                           enum memory_activations activations, int64_t *bytes,
+                           struct diag *diag)
+{
+    struct run other = *r;
+    struct run_program p = {0};
+    struct pack_options o = pack_options_default();
+    other.micro_batch = micro_batch;
+    other.activations = activations;
+    enum status st = lower_one(&other, LOWER_TRAIN, config_global_batch_max(r->config),
+                               false, &p, diag);
+    if (st == ST_OK)
+        st = pack_program(&p.low.program, &o, &p.report, diag);
+    if (st == ST_OK)
+        *bytes = p.low.program.pool_bytes[POOL_DEVICE] + r->scratch_bytes +
+                 run_reader_bytes(r);
+    lowered_free(&p.low);
+    mem_report_free(&p.report);
+    return st;
+}
+
 enum status run_check_fit(const struct run *r, struct diag *diag)
 {
+    const struct {
+        const char *change;
+        int64_t micro_batch;
+        enum memory_activations activations;
+    } tries[] = {
+            {"memory.activations=selective", r->micro_batch, ACTIVATIONS_SELECTIVE},
+            {"memory.activations=recompute", r->micro_batch, ACTIVATIONS_RECOMPUTE},
+            {"train.micro_batch=1", 1, r->activations},
+            {"train.micro_batch=1 memory.activations=recompute", 1,
+             ACTIVATIONS_RECOMPUTE},
+    };
     if (fits(r))
         return ST_OK;
-    char want[32], have[32], less[32];
-    diag_set(diag, ST_NO_FIT,
-             "the run does not fit in memory (%s): got %s, wanted %s, %s more",
-             r->device_limit_given ? "memory.device" : "this machine",
-             text_bytes(r->device_limit_bytes, have, sizeof(have)),
-             text_bytes(total_bytes(r), want, sizeof(want)),
-             text_bytes(total_bytes(r) - r->device_limit_bytes, less, sizeof(less)));
-    int64_t state = r->train[0].report.pool[POOL_DEVICE].persistent_bytes;
-    if (state > r->device_limit_bytes)
+    struct budget_option options[ARRAY_LEN(tries)];
+    int n = 0;
+    for (size_t i = 0; i < ARRAY_LEN(tries) && !hopeless(r); i++) {
+        options[n].change = tries[i].change;
+        TRY(measure(r, tries[i].micro_batch, tries[i].activations, &options[n].bytes,
+                    diag));
+        n += options[n].bytes < total_bytes(r);
+    }
+    const char *whose = r->device_limit_given ? "memory.device" : "this machine";
+    enum status st = budget_check(total_bytes(r), r->device_limit_bytes, whose, options,
+                                  n, diag);
+    char state[32];
+    if (hopeless(r))
         diag_hint(diag,
                   "parameters, gradients and optimizer alone need %s: a smaller model "
                   "(model.layers, model.hidden), or more memory",
-                  text_bytes(state, want, sizeof(want)));
-    else
-        diag_hint(diag, "what would help: memory.activations=recompute, "
-                        "train.micro_batch=1, a shorter data.seq_len");
-    return ST_NO_FIT;
+                  text_bytes(r->train[0].report.pool[POOL_DEVICE].persistent_bytes,
+                             state, sizeof(state)));
+    return st;
 }
 
 struct run_program *run_program_next(struct run *r)
