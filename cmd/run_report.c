@@ -232,7 +232,7 @@ static void summary_json(const struct run *r, struct str *out)
     json_key(&w, "loss");
     json_f64(&w, r->last_loss);
     json_key(&w, "eval_loss");
-    if (r->has_eval)
+    if (r->has_eval && r->config->train.eval_every > 0)
         json_f64(&w, r->last_eval_loss);
     else
         json_null(&w);
@@ -259,7 +259,7 @@ void run_print_summary(const struct run *r, bool json, struct str *out)
                 out, ", %s tokens/s",
                 text_count((double)r->train_tokens / r->train_s, rate, sizeof(rate)));
     str_printf(out, "; loss %.4f", r->last_loss);
-    if (r->has_eval)
+    if (r->has_eval && r->config->train.eval_every > 0)
         str_printf(out, ", held-out loss %.4f", r->last_eval_loss);
     struct reader_stats stats = reader_stats(r->reader);
     str_printf(out,
