@@ -1,3 +1,4 @@
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -61,11 +62,9 @@ static enum status train(struct run *r, struct diag *diag)
 {
     TRY(run_open(r, diag));
     run_print_banner(r);
-    if (r->at.step >= r->config->train.steps) {
+    if (r->at.step >= r->config->train.steps)
         log_info("nothing to do: step %lld of %lld is done", (long long)r->at.step,
                  (long long)r->config->train.steps);
-        return ST_OK;
-    }
     return run_train(r, diag);
 }
 
@@ -73,8 +72,12 @@ static enum status pretrain(struct config *config, struct cmd_args *args,
                             const struct run_hooks *hooks, struct str *out,
                             struct diag *diag)
 {
-    struct run r = {
-            .config = config, .args = args, .hooks = hooks, .start_s = run_now_s()};
+    struct run r = {.config = config,
+                    .args = args,
+                    .hooks = hooks,
+                    .start_s = run_now_s(),
+                    .last_loss = (double)NAN,
+                    .last_eval_loss = (double)NAN};
     if (!args->dry_run && !args->dump_program)
         signals_install();
     enum status st = run_plan(&r, diag);
@@ -83,7 +86,8 @@ static enum status pretrain(struct config *config, struct cmd_args *args,
             st = dry_run_fit(&r, diag);
     } else if (st == ST_OK) {
         st = train(&r, diag);
-        if (st == ST_OK && r.train_tokens > 0 && !args->quiet)
+        bool told = r.train_tokens > 0 && !args->quiet;
+        if (st == ST_OK && (args->json || told))
             run_print_summary(&r, args->json, out);
     }
     run_close(&r);

@@ -99,6 +99,23 @@ static void format(const struct progress_step *p, char *line, size_t n)
              100.0 * p->mfu, eta, ckpt);
 }
 
+/* The redrawn line: what a glance wants comes first and fits 80 columns; a narrower
+ * terminal cuts the rest. */
+static void format_live(const struct progress_step *p, char *line, size_t n)
+{
+    char rate[32], eta[32], ckpt[48] = "";
+    text_count(p->tokens_per_s, rate, sizeof(rate));
+    progress_duration(p->eta_s, eta, sizeof(eta));
+    if (p->next_ckpt_step >= 0)
+        snprintf(ckpt, sizeof(ckpt), " ckpt %" PRId64, p->next_ckpt_step);
+    snprintf(line, n,
+             "%" PRId64 "/%" PRId64
+             " loss %.4f %s tok/s MFU %.0f %% ETA %s%s norm %.3f "
+             "lr %.2e",
+             p->step, p->steps, shown(p->loss), rate, 100.0 * p->mfu, eta, ckpt,
+             shown(p->grad_norm), p->lr);
+}
+
 void progress_show(const struct progress_step *p)
 {
     if (state.quiet)
@@ -110,7 +127,7 @@ void progress_show(const struct progress_step *p)
         return;
     }
     erase();
-    format(p, state.line, sizeof(state.line));
+    format_live(p, state.line, sizeof(state.line));
     size_t columns = terminal_columns();
     if (strlen(state.line) >= columns)
         state.line[MIN(columns - 1, sizeof(state.line) - 1)] = '\0';

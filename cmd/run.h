@@ -20,6 +20,9 @@
 #include "memory/pack.h"
 #include "parallel/lower.h"
 
+/* Batches in the reader's ring: one in use, two read ahead. */
+#define RUN_READER_SLOTS 3
+
 /* A program with what runs it. */
 struct run_program {
     int64_t global_batch; /* sequences of a step */
@@ -147,6 +150,10 @@ MUST_CHECK enum status run_state_begin(struct run *r, struct diag *diag);
 /* All of `angel pretrain`: reads the configuration, trains, prints. in: hooks, NULL but in
  * tests. Returns the process's exit code. */
 int run_pretrain(struct cmd_args *args, const struct run_hooks *hooks);
+
+/* The micro-batch of the checkpoint that the run will go on from; 0 when there is none
+ * that tells. `auto` keeps to it: another one would change the order of sums. */
+int64_t run_state_micro_batch(const struct run *r);
 
 /* Adds a line to metrics.jsonl; a failure is said once and the run goes on. */
 void run_metric(struct run *r, const char *kind, const struct metrics_field *fields,

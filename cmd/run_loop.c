@@ -15,8 +15,6 @@
 #include "io/tok.h"
 #include "kernels/cpu/peak.h"
 
-#define READER_SLOTS 3
-
 /* ------------------------------------------------------------------------- opening */
 
 static enum status open_memory(struct run *r, struct diag *diag)
@@ -112,11 +110,12 @@ static enum status open_reader(struct run *r, struct diag *diag)
     }
     r->at.data_id = id;
     r->ahead = (struct run_ahead){r->at.samples, r->at.tokens};
+    data_set_segment(r->data, (uint64_t)r->at.segment_sample);
     struct reader_options o = {.data = r->data,
                                .split = DATA_TRAIN,
                                .seq_len = r->config->data.seq_len,
                                .max_samples = config_global_batch_max(r->config),
-                               .n_slots = READER_SLOTS,
+                               .n_slots = RUN_READER_SLOTS,
                                .first_batch = r->at.step,
                                .range = batch_range,
                                .range_arg = r};
@@ -587,11 +586,13 @@ enum status run_train(struct run *r, struct diag *diag)
     save_before_leaving(r, st);
     progress_end();
     run_monitor_finish(r);
+    bool trained = r->train_tokens > 0; /* in this attempt: else there is no loss */
     const struct metrics_field fields[] = {
-            METRICS_TEXT("status", status_name(st)), METRICS_F64("loss", r->last_loss),
+            METRICS_TEXT("status", status_name(st)),
             METRICS_F64("tokens_per_s",
-                        r->train_s > 0 ? (double)r->train_tokens / r->train_s : 0.0)};
-    run_metric(r, "summary", fields, ARRAY_LEN(fields));
+                        trained ? (double)r->train_tokens / r->train_s : 0.0),
+            METRICS_F64("loss", r->last_loss)};
+    run_metric(r, "summary", fields, ARRAY_LEN(fields) - !trained);
     if (r->metrics_lost > 0)
         log_warn("lines of metrics that were lost (%s): %" PRId64, r->config->log.jsonl,
                  r->metrics_lost);

@@ -161,7 +161,8 @@ static enum status build_programs(struct run *r, bool monitors, struct diag *dia
 
 int64_t run_reader_bytes(const struct run *r)
 {
-    return reader_bytes(3, config_global_batch_max(r->config), r->config->data.seq_len);
+    return reader_bytes(RUN_READER_SLOTS, config_global_batch_max(r->config),
+                        r->config->data.seq_len);
 }
 
 /* Everything the run will hold: arenas, scratch, and what lies beside them. */
@@ -183,9 +184,9 @@ static bool hopeless(const struct run *r)
            r->device_limit_bytes;
 }
 
-/* Tries the given activations, cheapest in time first, and smaller micro-batches: without
- * probes, whose few bytes decide nothing. */
-static enum status search(struct run *r, struct diag *diag)
+/* Tries the given activations, cheapest in time first, and smaller micro-batches. Without
+ * probes it is quicker, and their few bytes hardly ever decide. */
+static enum status search(struct run *r, bool probes, struct diag *diag)
 {
     static const enum memory_activations order[] = {
             ACTIVATIONS_KEEP, ACTIVATIONS_SELECTIVE, ACTIVATIONS_RECOMPUTE};
@@ -200,7 +201,7 @@ static enum status search(struct run *r, struct diag *diag)
         r->micro_batch = m;
         for (size_t i = 0; i < (auto_act ? ARRAY_LEN(order) : 1); i++) {
             r->activations = auto_act ? order[i] : c->memory.activations;
-            TRY(build_programs(r, false, diag));
+            TRY(build_programs(r, probes, diag));
             if (fits(r))
                 return ST_OK;
             if (hopeless(r))
@@ -212,13 +213,28 @@ static enum status search(struct run *r, struct diag *diag)
     }
 }
 
+/* `auto` is settled once: the run keeps its micro-batch when it goes on, whatever memory
+ * there is then. */
+static void keep_micro_batch(struct run *r)
+{
+    if (r->config->train.micro_batch != 0)
+        return;
+    int64_t kept = run_state_micro_batch(r);
+    if (kept > 0 && divides_all(r->config, kept))
+        r->config->train.micro_batch = kept;
+}
+
 static enum status settle(struct run *r, struct diag *diag)
 {
     const struct config *c = r->config;
+    keep_micro_batch(r);
     bool monitors = c->log.monitor_every > 0;
     if (c->memory.activations == ACTIVATIONS_AUTO || c->train.micro_batch == 0) {
-        TRY(search(r, diag));
-        return monitors ? build_programs(r, true, diag) : ST_OK;
+        TRY(search(r, false, diag));
+        if (monitors)
+            TRY(build_programs(r, true, diag));
+        /* In a very small model the probes can decide after all. */
+        return fits(r) || hopeless(r) ? ST_OK : search(r, monitors, diag);
     }
     r->micro_batch = c->train.micro_batch;
     r->activations = c->memory.activations;
@@ -238,7 +254,9 @@ enum status run_plan(struct run *r, struct diag *diag)
     r->device_limit_given = c->memory.device_bytes > 0;
     r->device_limit_bytes =
             r->device_limit_given ? c->memory.device_bytes : machine_bytes();
-    return settle(r, diag);
+    TRY(settle(r, diag));
+    r->config->train.micro_batch = r->micro_batch;
+    return ST_OK;
 }
 
 /* Bytes of the whole run with another micro-batch and other activations: its largest

@@ -9,6 +9,7 @@
 #include "cmd/run.h"
 #include "core/hash.h"
 #include "core/log.h"
+#include "io/file.h"
 #include "io/json.h"
 
 #define TENSORS_PER_PARAM 3
@@ -221,6 +222,39 @@ static enum status read_state(struct run *r, const struct ckpt *ck, const char *
     TRY(json_get_string(state, "config", where, yaml, diag));
     r->at = at;
     return ST_OK;
+}
+
+/* The configuration that a checkpoint keeps. False: it cannot be read. */
+static bool saved_config(const struct ckpt *ck, struct config *out)
+{
+    const char *text = ckpt_state_json(ck), *yaml;
+    struct arena a = {0};
+    struct diag unused = {0};
+    struct json *state;
+    *out = (struct config){0};
+    bool ok = json_parse(&a, text, strlen(text), "state", JSON_STRICT, &state,
+                         &unused) == ST_OK &&
+              json_get_string(state, "config", "state", &yaml, &unused) == ST_OK &&
+              load_config_text(out, yaml, strlen(yaml), "state", &unused) == ST_OK;
+    arena_release(&a);
+    return ok;
+}
+
+int64_t run_state_micro_batch(const struct run *r)
+{
+    const char *resume = r->config->checkpoint.resume;
+    bool by_name = strcmp(resume, "auto") != 0;
+    const char *dir = by_name ? resume : r->config->checkpoint.dir;
+    struct diag unused = {0};
+    struct ckpt *ck;
+    struct config saved;
+    if (strcmp(resume, "never") == 0 || !file_exists(dir) ||
+        ckpt_open_quietly(dir, &ck, &unused) != ST_OK)
+        return 0;
+    int64_t micro_batch = saved_config(ck, &saved) ? saved.train.micro_batch : 0;
+    config_free(&saved);
+    ckpt_close(ck);
+    return micro_batch;
 }
 
 static enum status resume_from(struct run *r, struct ckpt *ck, struct diag *diag)

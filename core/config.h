@@ -178,7 +178,7 @@ enum memory_activations {
 
 struct config_memory {
     enum memory_activations activations;
-    int64_t device_bytes, host_bytes; /* limits; 0 = what the machine has */
+    int64_t device_bytes; /* limit; 0 = what the machine has */
 };
 
 enum device_kind {

@@ -136,6 +136,10 @@ void ckpt_close(struct ckpt *ck);
 MUST_CHECK enum status ckpt_open_newest(const char *dir, int64_t below_step,
                                         struct ckpt **out, struct diag *diag);
 
+/* The same as ckpt_open_any, without a word about damaged ones: for a look ahead. */
+MUST_CHECK enum status ckpt_open_quietly(const char *path, struct ckpt **out,
+                                         struct diag *diag);
+
 /* A step directory, or the newest valid one of a directory of checkpoints. out:
  * *searched, whether it was the latter. */
 MUST_CHECK enum status ckpt_open_any(const char *path, struct ckpt **out,

@@ -165,8 +165,8 @@ static enum status none_valid(const char *dir, int64_t n_damaged, struct diag *d
     return ST_NOT_FOUND;
 }
 
-enum status ckpt_open_newest(const char *dir, int64_t below_step, struct ckpt **out,
-                             struct diag *diag)
+static enum status open_newest(const char *dir, int64_t below_step, bool loud,
+                               struct ckpt **out, struct diag *diag)
 {
     struct arena a = {0};
     int64_t *steps = NULL;
@@ -180,8 +180,10 @@ enum status ckpt_open_newest(const char *dir, int64_t below_step, struct ckpt **
             ckpt_open(step_path(&a, dir, steps[i]), &found, &why) == ST_OK)
             continue;
         n_damaged++;
-        log_warn("skipping the checkpoint of step %lld, looking for an older one: %s",
-                 (long long)steps[i], why.text);
+        if (loud)
+            log_warn(
+                    "skipping the checkpoint of step %lld, looking for an older one: %s",
+                    (long long)steps[i], why.text);
     }
     arena_release(&a);
     if (st == ST_OK && !found)
@@ -189,6 +191,12 @@ enum status ckpt_open_newest(const char *dir, int64_t below_step, struct ckpt **
     if (st == ST_OK)
         *out = found;
     return st;
+}
+
+enum status ckpt_open_newest(const char *dir, int64_t below_step, struct ckpt **out,
+                             struct diag *diag)
+{
+    return open_newest(dir, below_step, true, out, diag);
 }
 
 static bool is_step_dir(struct arena *a, const char *path)
@@ -211,6 +219,15 @@ enum status ckpt_open_any(const char *path, struct ckpt **out, bool *searched,
     arena_release(&a);
     return *searched ? ckpt_open_newest(path, INT64_MAX, out, diag)
                      : ckpt_open(path, out, diag);
+}
+
+enum status ckpt_open_quietly(const char *path, struct ckpt **out, struct diag *diag)
+{
+    struct arena a = {0};
+    bool one = is_step_dir(&a, path);
+    arena_release(&a);
+    return one ? ckpt_open(path, out, diag)
+               : open_newest(path, INT64_MAX, false, out, diag);
 }
 
 /* Renamed first: a step's name never stands for half a checkpoint. */

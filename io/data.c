@@ -4,15 +4,17 @@
 #include <string.h>
 
 #include "core/arena.h"
+#include "core/rng.h"
 #include "io/feistel.h"
 
 /* Streams of the data order among all streams of random numbers of a seed. */
-#define STREAM_DATA   ((uint64_t)0x64617461 << 32)
-#define STREAM_COMMON ((uint64_t)1 << 24)
-#define STREAM_BLOCK  ((uint64_t)2 << 24)
-#define STREAM_SOURCE ((uint64_t)3 << 24) /* plus the source's number */
-#define STREAM_VALID  ((uint64_t)1 << 28)
-#define SOURCES_MAX   (1 << 20)
+#define STREAM_DATA    ((uint64_t)0x64617461 << 32)
+#define STREAM_COMMON  ((uint64_t)1 << 24)
+#define STREAM_BLOCK   ((uint64_t)2 << 24)
+#define STREAM_SEGMENT ((uint64_t)4 << 24)
+#define STREAM_SOURCE  ((uint64_t)3 << 24) /* plus the source's number */
+#define STREAM_VALID   ((uint64_t)1 << 28)
+#define SOURCES_MAX    (1 << 20)
 
 /* The part of a source that belongs to a split. */
 struct part {
@@ -34,6 +36,7 @@ struct split {
 struct data {
     struct arena arena;
     struct data_options options; /* its lists are not kept */
+    uint64_t order_seed;         /* the seed, or what a data segment makes of it */
     struct text_source **sources;
     int64_t n_sources;
     struct split splits[DATA_SPLITS];
@@ -263,6 +266,7 @@ enum status data_open(const struct data_options *options, struct data **out,
     struct data *d = mem_alloc(sizeof(*d));
     d->options = *options;
     d->options.train = d->options.valid = NULL;
+    data_set_segment(d, 0);
     enum status st = open_all(d, options, diag);
     if (st != ST_OK) {
         data_close(d);
@@ -308,6 +312,13 @@ struct data_source_info data_source_info(const struct data *d, enum data_split s
                                      p->share};
 }
 
+void data_set_segment(struct data *d, uint64_t segment)
+{
+    uint64_t seed = d->options.seed;
+    d->order_seed =
+            segment == 0 ? seed : rng_u64(seed, STREAM_DATA | STREAM_SEGMENT, segment);
+}
+
 enum status data_identity(const struct data *d, enum data_split split, int64_t source,
                           uint64_t *out, struct diag *diag)
 {
@@ -320,7 +331,7 @@ static int64_t shuffled(const struct data *d, int64_t n, uint64_t stream, int64_
 {
     if (!d->options.shuffle)
         return i;
-    struct feistel f = feistel_make(n, d->options.seed, stream, epoch);
+    struct feistel f = feistel_make(n, d->order_seed, stream, epoch);
     return feistel_map(&f, i);
 }
 
@@ -340,7 +351,7 @@ static struct data_place locate_weighted(const struct data *d, const struct spli
                                          int64_t g)
 {
     int64_t block = g / DATA_BLOCK_SAMPLES;
-    struct feistel f = feistel_make(DATA_BLOCK_SAMPLES, d->options.seed,
+    struct feistel f = feistel_make(DATA_BLOCK_SAMPLES, d->order_seed,
                                     s->stream | STREAM_BLOCK, block);
     int64_t i = feistel_map(&f, g % DATA_BLOCK_SAMPLES);
     int64_t source = 0;

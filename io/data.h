@@ -69,6 +69,11 @@ MUST_CHECK enum status data_open(const struct data_options *options, struct data
                                  struct diag *diag);
 void data_close(struct data *d);
 
+/* Draws samples in another order, that of data segment `segment` (0: the first, as after
+ * data_open). A run whose sources change goes on in a new segment, so that it does not
+ * begin with what it has just seen. Before any reader. */
+void data_set_segment(struct data *d, uint64_t segment);
+
 /* Samples in one pass over all sources of the split; 0: there is no such split. */
 int64_t data_samples(const struct data *d, enum data_split split);
 

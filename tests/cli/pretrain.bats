@@ -69,6 +69,32 @@ losses() { # file
     code_is 0
 }
 
+@test "auto keeps its micro-batch when the memory changes: the same bits, or refused" {
+    angel "${small[@]}" train.steps=20 checkpoint.dir="$BATS_TEST_TMPDIR/one"
+    angel "${small[@]}" train.steps=20
+    rm -r "$dir/step-000000000020"
+    # a new run would take smaller micro-batches here, and so add in another order
+    angel "${small[@]}" train.steps=20 memory.device=1300KiB \
+        checkpoint.dir="$BATS_TEST_TMPDIR/anew" --dry-run
+    has "$out" 'in 2 micro-batches of 2'
+    angel "${small[@]}" train.steps=20 memory.device=1300KiB
+    code_is 71
+    # recompute changes no bits
+    angel "${small[@]}" train.steps=20 memory.device=1700KiB
+    code_is 0
+    has "$err" 'activations: recompute'
+    angel ckpt diff "$BATS_TEST_TMPDIR/one" "$dir"
+    code_is 0
+}
+
+@test "a finished run, given again, ends its metrics with a summary" {
+    angel "${small[@]}" train.steps=10
+    angel "${small[@]}" train.steps=10 --json
+    code_is 0
+    jq -e '.step == 10 and .loss == null' <<<"$out"
+    tail -n 1 "$dir/metrics.jsonl" | jq -e '.kind == "summary" and .attempt == 2'
+}
+
 @test "other weights differ: ckpt diff exits 1" {
     angel "${small[@]}" train.steps=10
     angel "${small[@]}" train.steps=10 train.seed=2 \

@@ -378,7 +378,7 @@ static void test_round_trip(void **state)
             "train: {tokens: 12345, global_batch: [{until_tokens: 1k,"
             " global_batch: 8}, 32], seed: 9223372036854775807,"
             " optimizer: {lr: 0.1234567890123456789, betas: [0.123456789, 0.99]}}\n"
-            "memory: {host: 1234567, device: 3GiB}\n"
+            "memory: {device: 3GiB}\n"
             "model.rope_scaling: {type: yarn, factor: 3}\n"
             "checkpoint: {resume: some/path}\ninit: w\n");
     assert_int_equal(f->c.train.seed, INT64_MAX);

@@ -386,6 +386,31 @@ static void too_little(void **state)
     assert_int_equal(data_open(&o, &d, &f->diag), ST_CONFIG);
 }
 
+/* A new data segment has every sample once an epoch too, in another order. */
+static void segments_have_orders_of_their_own(void **state)
+{
+    struct fixture *f = *state;
+    struct data_source s[] = {{make_source(f, "a", 90), 0}};
+    struct data_options o = options_of(s, 1);
+    struct data *d = open_ok(f, &o);
+    int64_t n = data_samples(d, DATA_TRAIN), moved = 0, sum = 0;
+    int64_t *first = arena_array(&f->a, int64_t, n);
+    for (int64_t i = 0; i < n; i++)
+        first[i] = data_locate(d, DATA_TRAIN, i).sample;
+    data_set_segment(d, 640);
+    for (int64_t i = 0; i < n; i++) {
+        int64_t sample = data_locate(d, DATA_TRAIN, i).sample;
+        moved += sample != first[i];
+        sum += sample;
+    }
+    assert_true(moved > n / 2);
+    assert_int_equal(sum, n * (n - 1) / 2);
+    data_set_segment(d, 0);
+    for (int64_t i = 0; i < n; i++)
+        assert_int_equal(data_locate(d, DATA_TRAIN, i).sample, first[i]);
+    data_close(d);
+}
+
 /* What a run reads is pinned: a changed order would change every resumed run. */
 static void known_order(void **state)
 {
@@ -424,6 +449,8 @@ int main(void)
             cmocka_unit_test_setup_teardown(labels_and_documents, set_up, tear_down),
             cmocka_unit_test_setup_teardown(samples_tile_the_stream, set_up, tear_down),
             cmocka_unit_test_setup_teardown(too_little, set_up, tear_down),
+            cmocka_unit_test_setup_teardown(segments_have_orders_of_their_own, set_up,
+                                            tear_down),
             cmocka_unit_test_setup_teardown(known_order, set_up, tear_down),
     };
     return cmocka_run_group_tests_name("data", tests, NULL, NULL);
