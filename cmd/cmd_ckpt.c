@@ -310,6 +310,18 @@ static enum status open_named(const char *path, struct ckpt **out, struct diag *
     return ST_OK;
 }
 
+/* What is to be checked must not be passed over because it is damaged. */
+static enum status open_for_verify(const char *path, struct ckpt **out,
+                                   struct diag *diag)
+{
+    bool searched = false;
+    TRY(ckpt_open_last(path, out, &searched, diag));
+    if (searched)
+        log_info("newest checkpoint of %s: step %lld", path,
+                 (long long)ckpt_get_info(*out)->step);
+    return ST_OK;
+}
+
 static enum status answer_diff(const struct ckpt_request *r, const struct ckpt *ck,
                                struct str *out, struct diag *diag)
 {
@@ -354,12 +366,13 @@ typedef enum status (*answer_fn)(const struct ckpt_request *r, const struct ckpt
 static const struct {
     const char *name;
     int n_paths;
+    enum status (*open)(const char *path, struct ckpt **out, struct diag *diag);
     answer_fn answer; /* given the first path's checkpoint; NULL for prune */
 } verbs[] = {
-        {"inspect", 1, answer_inspect},
-        {"verify", 1, answer_verify},
-        {"diff", 2, answer_diff},
-        {"prune", 1, NULL},
+        {"inspect", 1, open_named, answer_inspect},
+        {"verify", 1, open_for_verify, answer_verify},
+        {"diff", 2, open_named, answer_diff},
+        {"prune", 1, NULL, NULL},
 };
 
 static enum status unknown_verb(const char *got, struct diag *diag)
@@ -396,7 +409,7 @@ enum status ckpt_answer(const struct ckpt_request *r, struct str *out,
     if (!verbs[v].answer)
         return answer_prune(r, out, diag);
     struct ckpt *ck;
-    TRY(open_named(r->paths[0], &ck, diag));
+    TRY(verbs[v].open(r->paths[0], &ck, diag));
     enum status st = verbs[v].answer(r, ck, out, diag);
     ckpt_close(ck);
     return st;

@@ -136,6 +136,12 @@ void ckpt_close(struct ckpt *ck);
 MUST_CHECK enum status ckpt_open_newest(const char *dir, int64_t below_step,
                                         struct ckpt **out, struct diag *diag);
 
+/* A step directory, or the newest one of a directory of checkpoints, valid or not: a
+ * damaged one is an error here, not passed over. out: *searched, whether it was the
+ * latter. errors: as ckpt_open; ST_NOT_FOUND. */
+MUST_CHECK enum status ckpt_open_last(const char *path, struct ckpt **out,
+                                      bool *searched, struct diag *diag);
+
 /* The same as ckpt_open_any, without a word about damaged ones: for a look ahead. */
 MUST_CHECK enum status ckpt_open_quietly(const char *path, struct ckpt **out,
                                          struct diag *diag);

@@ -158,7 +158,9 @@ static const char *step_path(struct arena *a, const char *dir, int64_t step)
 static enum status none_valid(const char *dir, int64_t n_damaged, struct diag *diag)
 {
     if (n_damaged == 0)
-        return diag_set(diag, ST_NOT_FOUND, "no checkpoint found (%s)", dir);
+        return diag_set(diag, ST_NOT_FOUND,
+                        "no checkpoint found (%s): got no step-... folder, wanted one",
+                        dir);
     diag_set(diag, ST_NOT_FOUND, "no valid checkpoint found (%s): %lld damaged", dir,
              (long long)n_damaged);
     diag_hint(diag, "'angel ckpt verify' says what is damaged in each");
@@ -228,6 +230,24 @@ enum status ckpt_open_quietly(const char *path, struct ckpt **out, struct diag *
     arena_release(&a);
     return one ? ckpt_open(path, out, diag)
                : open_newest(path, INT64_MAX, false, out, diag);
+}
+
+enum status ckpt_open_last(const char *path, struct ckpt **out, bool *searched,
+                           struct diag *diag)
+{
+    struct arena a = {0};
+    int64_t *steps, n = 0;
+    *searched = !is_step_dir(&a, path);
+    const char *step = path;
+    enum status st = *searched ? ckpt_list_steps(&a, path, &steps, &n, diag) : ST_OK;
+    if (st == ST_OK && *searched)
+        st = n > 0 ? ST_OK : none_valid(path, 0, diag);
+    if (st == ST_OK && *searched)
+        step = step_path(&a, path, steps[0]);
+    if (st == ST_OK)
+        st = ckpt_open(step, out, diag);
+    arena_release(&a);
+    return st;
 }
 
 /* Renamed first: a step's name never stands for half a checkpoint. */

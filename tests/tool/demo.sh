@@ -2,10 +2,10 @@
 # Trains a small Llama on this repository's own text, in two parts: the second goes on
 # from the checkpoint of the first. About a minute on two cores.
 #
-#   demo.sh ANGEL      (DEMO_DIR: where it writes, runs/demo; DEMO_STEPS: 200 300)
+#   demo.sh ANGEL      (DEMO_DIR: where it writes, build/demo; DEMO_STEPS: 200 300)
 set -eu
 angel=$1
-dir=${DEMO_DIR:-runs/demo}
+dir=${DEMO_DIR:-build/demo}
 read -r first all <<<"${DEMO_STEPS:-200 300}"
 run=(pretrain configs/runs/demo.yaml "checkpoint.dir=$dir" "log.jsonl=$dir/metrics.jsonl")
 
@@ -19,7 +19,7 @@ show() { # runs a command that a user could give
 }
 
 case $dir in
-runs/* | /tmp/*) rm -rf "$dir" ;;
+build/demo | /tmp/*) rm -rf "$dir" ;;
 esac
 
 say "first part: $first updates, from random weights"
@@ -34,7 +34,7 @@ show "$angel" ckpt inspect "$dir"
 
 say "the loss, as $dir/metrics.jsonl has it"
 jq -r 'select(.kind == "train" or .kind == "eval") |
-       "\(.attempt) \(.kind) \(.step) \(.loss // .valid_loss)"' "$dir/metrics.jsonl" |
+       "\(.attempt) \(.kind) \(.step) \(.loss)"' "$dir/metrics.jsonl" |
     awk '$4 + 0 > 0 {
              bar = ""
              for (i = 0; i < $4 * 8; i++)
