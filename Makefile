@@ -134,7 +134,9 @@ pick_unit = $(if $(T),$(foreach t,$(T),$(filter $(B)/tests/unit/t_$(t)%,$(UNIT))
 pick_bats = $(if $(T),$(foreach t,$(T),$(filter %/$(t).bats,$(BATS))),$(BATS))
 
 RUN_UNDER_tsan := tests/tool/no-aslr.sh
-OPTIONS_asan   := ASAN_OPTIONS=detect_leaks=1:detect_stack_use_after_return=1 \
+# Without detect_stack_use_after_return: gcc 12 aligns the frames of its fake stack to 32
+# bytes, and a spilled vector of 64 bytes, stored aligned, faults there.
+OPTIONS_asan   := ASAN_OPTIONS=detect_leaks=1:detect_stack_use_after_return=0 \
                   UBSAN_OPTIONS=print_stacktrace=1
 OPTIONS_tsan   := TSAN_OPTIONS=halt_on_error=1:second_deadlock_stack=1
 OPTIONS         = $(OPTIONS_$(V)) RUN_UNDER='$(RUN_UNDER_$(V))'

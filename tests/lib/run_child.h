@@ -10,6 +10,9 @@
 
 #define CHILD_ARGS_MAX 64
 
+/* No child lives longer: SIGALRM ends one that hangs, and its waiting parent sees that. */
+#define CHILD_LIMIT_S 240
+
 /* What a child is to do: `angel pretrain` with these arguments. */
 struct child {
     const char *args[CHILD_ARGS_MAX];
@@ -32,6 +35,11 @@ const char *child_corpus(struct tmp *t, const char *name, uint64_t seed, int64_t
 struct child child_pretrain(struct tmp *t, const char *corpus, const char *dir,
                             int steps);
 void child_arg(struct child *c, const char *arg);
+
+/* fork() for tests: the child is no test. It has the signals' defaults, so that a crash
+ * ends it; a failed assertion aborts it; it ends with its parent, or after CHILD_LIMIT_S.
+ * It must leave by _exit(). Fails the test where there is no new process. */
+pid_t child_fork(void);
 
 pid_t child_start(const struct child *c);
 

@@ -8,7 +8,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <cmocka.h>
@@ -18,14 +17,14 @@
 #include "core/str.h"
 #include "io/ckpt_format.h"
 #include "io/file.h"
-#include "tests/lib/tmp.h"
+#include "tests/lib/run_child.h"
 
 #define N_TENSORS 7
 #define ROWS      48
 #define COLS      80
 
 /* A model of a few tensors whose numbers say which step they belong to. */
-struct model {
+struct params {
     float w[ROWS][COLS];
     uint16_t half[COLS];
     float m[ROWS][COLS];
@@ -39,11 +38,11 @@ struct fixture {
     struct tmp tmp;
     const char *dir; /* of the checkpoints, in it */
     struct shard_crew *crew;
-    struct model model;
-    struct model got;
+    struct params model;
+    struct params got;
 };
 
-static void model_fill(struct model *m, int64_t step)
+static void model_fill(struct params *m, int64_t step)
 {
     uint64_t seed = (uint64_t)step;
     rng_normal(seed, 1, 0, ROWS * COLS, &m->w[0][0]);
@@ -515,16 +514,12 @@ static void kill_at(struct fixture *f, int64_t step, int keep, struct stop_at st
 {
     struct diag diag = {0};
     start_over(f);
-    fflush(stdout);
-    pid_t pid = fork();
-    assert_true(pid >= 0);
+    pid_t pid = child_fork();
     if (pid == 0) {
         struct durable d = {.hook = stop_hook, .arg = &stop};
         _exit(save_step(f, step, keep, &d, &diag) == ST_OK ? 0 : 1);
     }
-    int status = 0;
-    assert_int_equal(waitpid(pid, &status, 0), pid);
-    assert_int_equal(WEXITSTATUS(status), 42);
+    assert_int_equal(child_wait(pid), 42);
     int64_t found = newest(f);
     if (found != 20 && found != step)
         fail_msg("killed at point %lld: newest is %lld", (long long)stop.number,
@@ -601,9 +596,7 @@ static void test_file_size_limit(void **state)
     struct fixture *f = *state;
     struct diag diag = {0};
     start_over(f);
-    fflush(stdout);
-    pid_t pid = fork();
-    assert_true(pid >= 0);
+    pid_t pid = child_fork();
     if (pid == 0) {
         struct rlimit limit = {10000, 10000};
         signal(SIGXFSZ, SIG_IGN);
@@ -612,9 +605,7 @@ static void test_file_size_limit(void **state)
         enum status st = save_step(f, 30, 1, NULL, &diag);
         _exit(st == ST_IO && strstr(diag.text, strerror(EFBIG)) ? 42 : 1);
     }
-    int status = 0;
-    assert_int_equal(waitpid(pid, &status, 0), pid);
-    assert_int_equal(WEXITSTATUS(status), 42);
+    assert_int_equal(child_wait(pid), 42);
     assert_int_equal(count_entries(f, ".t"), 0);
     assert_int_equal(newest(f), 20);
 }

@@ -303,20 +303,36 @@ static void wait_hook(void *arg, struct run *r, int attempt)
         _exit(96);
 }
 
+struct pipes {
+    int ready[2], go[2];
+};
+
+/* Each side keeps its ends alone, so that it sees the other's end. */
+static void close_other_ends(void *arg)
+{
+    const struct pipes *p = arg;
+    close(p->ready[0]);
+    close(p->go[1]);
+}
+
 static void test_two_jobs(void **state)
 {
     struct fixture *f = *state;
-    int ready[2], go[2];
+    struct pipes p;
     char c;
-    assert_int_equal(pipe(ready), 0);
-    assert_int_equal(pipe(go), 0);
-    int ends[2] = {ready[1], go[0]};
+    assert_int_equal(pipe(p.ready), 0);
+    assert_int_equal(pipe(p.go), 0);
+    int ends[2] = {p.ready[1], p.go[0]};
     struct run_hooks hooks = {.before_compute = wait_hook, .arg = ends};
     struct child first = make_run(f, f->dir, 4);
     first.err = tmp_path(&f->tmp, "err-first");
     first.hooks = &hooks;
+    first.prepare = close_other_ends;
+    first.prepare_arg = &p;
     pid_t pid = child_start(&first);
-    assert_int_equal(read(ready[0], &c, 1), 1); /* it trains */
+    close(ends[0]);
+    close(ends[1]);
+    assert_int_equal(read(p.ready[0], &c, 1), 1); /* it trains */
     struct child second = make_run(f, f->dir, 4);
     child_expect(&second, 73);
     char words[64];
@@ -324,13 +340,11 @@ static void test_two_jobs(void **state)
     child_expect_text(&f->tmp, f->err, "checkpoint directory is in use (");
     child_expect_text(&f->tmp, f->err, words);
     child_expect_text(&f->tmp, f->err, "another checkpoint.dir");
-    assert_int_equal(write(go[1], "x", 1), 1);
+    assert_int_equal(write(p.go[1], "x", 1), 1);
     assert_int_equal(child_wait(pid), 0); /* and was not disturbed */
     child_digest(f->dir, 4);
-    for (int i = 0; i < 2; i++) {
-        close(ready[i]);
-        close(go[i]);
-    }
+    close(p.ready[0]);
+    close(p.go[1]);
 }
 
 /* ---- data that goes away ---- */
