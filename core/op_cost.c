@@ -94,3 +94,20 @@ void cost_stats(const struct op_ctx *c, struct op_cost *cost)
     cost->flops = 4.0 * (double)value_elems(ctx_in(c, 0));
     cost->reduce_len = value_elems(ctx_in(c, 0));
 }
+
+/* What a rank sends: of a ring's reduce-scatter or all-gather every part but one, of an
+ * all-reduce both. source: features of collectives, bytes (n - 1)/n of the whole. */
+void cost_comm(const struct op_ctx *c, struct op_cost *cost)
+{
+    double members = (double)op_attr_i(c->prog, c->op, ATTR_MEMBERS, 1);
+    double whole = MAX(cost->bytes_read, cost->bytes_written);
+    enum op_kind kind = (enum op_kind)c->op->kind;
+    if (kind == OP_SEND || kind == OP_RECV)
+        cost->bytes_wire = kind == OP_SEND ? cost->bytes_read : 0;
+    else if (kind == OP_REDUCE_SCATTER)
+        cost->bytes_wire = cost->bytes_read * (members - 1) / members;
+    else
+        cost->bytes_wire =
+                whole * (members - 1) / members * (kind == OP_ALL_REDUCE ? 2 : 1);
+    cost->reduce_len = (int64_t)members;
+}

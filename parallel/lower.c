@@ -268,9 +268,17 @@ static void lower_train(struct lowering *l)
     emit_loss_sum(l, loss);
     lower_probe_loss(l, loss);
     uint32_t forward = program_segment_end(l->p);
-    uint32_t backward =
-            differentiate(l->p, forward, loss, inv_tokens_value(l), l->weights.data,
-                          l->grads.data, l->weights.n, "backward");
+    uint32_t seed = inv_tokens_value(l);
+    struct diff_options d = {.segment = forward,
+                             .name = "backward",
+                             .output = &loss,
+                             .seed = &seed,
+                             .n_outputs = 1,
+                             .weight = l->weights.data,
+                             .grad = l->grads.data,
+                             .n_weights = l->weights.n,
+                             .input = NONE_ID};
+    uint32_t backward = differentiate(l->p, &d);
     for (uint32_t mb = 0; mb < l->o->n_micro_batches; mb++) {
         program_call(l->p, CALL_STEP, forward, mb, 0);
         program_call(l->p, CALL_STEP, backward, mb, 0);

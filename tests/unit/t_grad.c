@@ -257,8 +257,16 @@ static void net_build(struct net *n, const struct grad_case *c)
     l.out[0] = n->loss;
     program_op(&n->p, &l);
     uint32_t forward = program_segment_end(&n->p);
-    uint32_t backward = differentiate(&n->p, forward, n->loss, n->seed, n->weight,
-                                      n->grad, n->n_weights, "backward");
+    struct diff_options o = {.segment = forward,
+                             .name = "backward",
+                             .output = &n->loss,
+                             .seed = &n->seed,
+                             .n_outputs = 1,
+                             .weight = n->weight,
+                             .grad = n->grad,
+                             .n_weights = n->n_weights,
+                             .input = NONE_ID};
+    uint32_t backward = differentiate(&n->p, &o);
     program_call(&n->p, CALL_STEP, forward, 0, 0);
     program_call(&n->p, CALL_STEP, backward, 0, 0);
     program_seal(&n->p);
