@@ -278,8 +278,9 @@ static void test_circle_of_two(void **state)
     assert_refused(
             &j,
             "ranks wait for each other (a circle of 2): rank 0: send of 8 f32 to "
-            "rank 1 (call 7, op 0) on stream 0 waits for rank 1; rank 1: send of 8 "
-            "f32 to rank 0 (call 7, op 0) on stream 0 waits for rank 0",
+            "rank 1 (call 7, op 0) of pipeline group 0 on stream 0 waits for rank "
+            "1; rank 1: send of 8 f32 to rank 0 (call 7, op 0) of pipeline group 0 "
+            "on stream 0 waits for rank 0",
             "");
     job_free(&j);
     /* The same on two streams each goes through. */
@@ -288,6 +289,21 @@ static void test_circle_of_two(void **state)
         add(&j, r, event(COMM_RECV, 0, 1, 1 - r, 8));
     }
     assert_fits(&j);
+    job_free(&j);
+}
+
+/* A ring of sixteen that sends before it receives: the message stays one line. */
+static void test_long_circle(void **state)
+{
+    (void)state;
+    static const int members[] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    struct job j = {.n_ranks = 16, .n_groups = 1};
+    j.groups[0] = (struct event_group){"context group 0", members, 16};
+    for (int r = 0; r < 16; r++) {
+        add(&j, r, event(COMM_SEND, 0, 0, (r + 1) % 16, 8));
+        add(&j, r, event(COMM_RECV, 0, 0, (r + 15) % 16, 8));
+    }
+    assert_refused(&j, "(a circle of 16): rank 0: send of 8 f32 to rank 1", "");
     job_free(&j);
 }
 
@@ -553,6 +569,7 @@ int main(void)
             cmocka_unit_test(test_changed),
             cmocka_unit_test(test_messages),
             cmocka_unit_test(test_circle_of_two),
+            cmocka_unit_test(test_long_circle),
             cmocka_unit_test(test_circle_of_groups),
             cmocka_unit_test(test_circle_of_streams),
             cmocka_unit_test(test_waits_are_transitive),
