@@ -115,6 +115,9 @@ static uint32_t owned_weights(struct lowering *l, const struct bucket *b,
                             b->own_n, LAYOUT_REPLICATED, 0);
     if (dtype == DT_F32)
         return master;
+    if (b->own_n == 0)
+        return range(l, u, u->storage[TENSOR_WEIGHT], dtype, 0, 0, LAYOUT_REPLICATED,
+                     0);
     struct op_args a = op_args_init(OP_CAST, phase, u->layer);
     op_args_in(&a, master);
     op_args_attr_i(&a, ATTR_OUT_DTYPE, dtype);
