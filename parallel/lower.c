@@ -207,8 +207,11 @@ static void lower_zero(struct lowering *l)
     emit_zero(l, l->out->loss_sum);
     if (l->o->purpose != LOWER_EVAL) {
         for (uint32_t i = 0; i < l->m->n_params; i++)
-            if (l->out->params[i].here)
+            if (l->out->params[i].here && !lower_unit_sums_sharded(l, l->local[i].unit))
                 emit_zero(l, l->out->params[i].grad);
+        for (uint32_t b = 0; b < l->buckets.n; b++)
+            if (l->buckets.data[b].sum != NONE_ID && l->buckets.data[b].own_n > 0)
+                emit_zero(l, l->buckets.data[b].sum);
         if (l->head_grad != NONE_ID)
             emit_zero(l, l->head_grad);
     }
@@ -361,16 +364,27 @@ static void reduce_units(struct backward *b, int32_t layer, bool all)
 static void backward_begin(void *arg, struct diff *d)
 {
     struct backward *b = arg;
-    (void)d;
-    if (!lower_chunk_is_last(b->l, b->chunk))
+    int32_t begin, end;
+    lower_chunk_layers(b->l, b->chunk, &begin, &end);
+    if (!lower_chunk_is_last(b->l, b->chunk)) {
         emit_message(b->l, OP_RECV, GROUP_BACKWARD, STREAM_RECV_BACKWARD, 1, b->seed);
+    } else {
+        lower_zero_regather(b->l, d, -1);
+        lower_zero_clear(b->l, -1, false);
+    }
+    if (end > begin)
+        lower_zero_regather(b->l, d, end - 1);
 }
 
 static void backward_change_layer(void *arg, struct diff *d, int32_t from, int32_t to)
 {
-    (void)d;
-    (void)to;
-    reduce_units(arg, from, false);
+    struct backward *b = arg;
+    int32_t begin, end;
+    lower_chunk_layers(b->l, b->chunk, &begin, &end);
+    reduce_units(b, from, false);
+    if (to > begin)
+        lower_zero_regather(b->l, d, to - 1);
+    lower_zero_clear(b->l, to, true);
 }
 
 static void backward_end(void *arg, struct diff *d, uint32_t input_grad)
@@ -419,9 +433,11 @@ static void lower_chunk_backwards(struct lowering *l, struct chunk *c, uint32_t 
                                   uint32_t y)
 {
     bool reduce = l->degree[MESH_DP] > 1, split;
+    bool always = lower_is_sharded(l) && l->o->layout.zero >= 2 &&
+                  l->o->layout.accumulate_sharded;
     split = schedule_splits_backward(l->o->layout.schedule);
     c->backward = c->weight = NONE_ID;
-    if (!reduce || l->o->n_micro_batches > 1) {
+    if (!reduce || (!always && l->o->n_micro_batches > 1)) {
         c->backward = lower_chunk_backward(l, c, x, y, false);
         if (split)
             c->weight = program_split_weights(l->p, c->backward, "weights");
@@ -434,6 +450,10 @@ static void lower_chunk_backwards(struct lowering *l, struct chunk *c, uint32_t 
     if (split)
         c->weight_last =
                 program_split_weights(l->p, c->backward_last, "weights.reduce");
+    if (always) {
+        c->backward = c->backward_last;
+        c->weight = c->weight_last;
+    }
 }
 
 static void emit_schedule(struct lowering *l, const struct chunk *chunks,
@@ -541,6 +561,7 @@ static enum status lower_all(struct lowering *l, struct diag *diag)
     program_seal(l->p);
     if (o->purpose != LOWER_EVAL)
         remat_apply(l->p, remat_mode_of(o->activations), &l->out->n_recomputed);
+    lower_zero_redirect(l);
     program_add_waits(l->p);
     return ST_OK;
 }

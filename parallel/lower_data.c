@@ -83,7 +83,12 @@ static void reduce_bucket(struct lowering *l, const struct bucket *b,
     op_args_attr_i(&a, ATTR_CUTS, b->cuts);
     op_args_in(&a, range(l, u, s, DT_F32, b->begin, b->n, LAYOUT_REPLICATED,
                          LAYOUT_PARTIAL));
-    a.out[0] = range(l, u, s, DT_F32, b->own_begin, b->own_n, LAYOUT_REPLICATED, 0);
+    if (u->owned_grad != NONE_ID) {
+        a.out[0] = b->sum;
+        op_args_in(&a, b->sum);
+    } else {
+        a.out[0] = range(l, u, s, DT_F32, b->own_begin, b->own_n, LAYOUT_REPLICATED, 0);
+    }
     program_op(l->p, &a);
 }
 
@@ -105,7 +110,7 @@ void lower_reduce_unit(struct lowering *l, uint32_t unit, enum op_phase phase)
         reduce_bucket(l, &l->buckets.data[b], phase);
 }
 
-/* The owned weights of a bucket in the compute dtype: the masters themselves, or a copy. */
+/* The masters in the compute dtype: as a copy that stays (ZeRO 3), or that passes. */
 static uint32_t owned_weights(struct lowering *l, const struct bucket *b,
                               enum op_phase phase)
 {
@@ -121,8 +126,32 @@ static uint32_t owned_weights(struct lowering *l, const struct bucket *b,
     struct op_args a = op_args_init(OP_CAST, phase, u->layer);
     op_args_in(&a, master);
     op_args_attr_i(&a, ATTR_OUT_DTYPE, dtype);
+    if (u->owned_weight != NONE_ID)
+        a.out[0] = range(l, u, u->owned_weight, dtype, b->own_at, b->own_n,
+                         LAYOUT_REPLICATED, 0);
     program_op(l->p, &a);
     return a.out[0];
+}
+
+void lower_gather_bucket(struct lowering *l, const struct bucket *b, uint32_t own,
+                         uint32_t storage, enum op_phase phase)
+{
+    const struct unit u = l->units.data[b->unit];
+    struct op_args a = comm_args(l, OP_ALL_GATHER, GROUP_DATA, phase, u.layer);
+    op_args_attr_i(&a, ATTR_CUTS, b->cuts);
+    op_args_in(&a, own);
+    a.out[0] = range(l, &u, storage, lower_weight_dtype(l, &l->m->params[u.first]),
+                     b->begin, b->n, LAYOUT_REPLICATED, LAYOUT_REPLICATED);
+    program_op(l->p, &a);
+}
+
+uint32_t lower_owned_weights(struct lowering *l, const struct bucket *b)
+{
+    const struct unit *u = &l->units.data[b->unit];
+    bool copy = u->owned_weight != NONE_ID;
+    return range(l, u, copy ? u->owned_weight : u->storage[TENSOR_MASTER],
+                 lower_weight_dtype(l, &l->m->params[u->first]), b->own_at, b->own_n,
+                 LAYOUT_REPLICATED, 0);
 }
 
 void lower_gather_weights(struct lowering *l, enum op_phase phase)
@@ -130,13 +159,11 @@ void lower_gather_weights(struct lowering *l, enum op_phase phase)
     for (uint32_t i = 0; i < l->buckets.n; i++) {
         const struct bucket b = l->buckets.data[i];
         const struct unit u = l->units.data[b.unit];
+        bool later = lower_unit_gathers(l, &u);
+        if (later && (u.owned_weight == NONE_ID || b.own_n == 0))
+            continue;
         uint32_t own = owned_weights(l, &b, phase);
-        struct op_args a = comm_args(l, OP_ALL_GATHER, GROUP_DATA, phase, u.layer);
-        op_args_attr_i(&a, ATTR_CUTS, b.cuts);
-        op_args_in(&a, own);
-        a.out[0] = range(l, &u, u.storage[TENSOR_WEIGHT],
-                         lower_weight_dtype(l, &l->m->params[u.first]), b.begin, b.n,
-                         LAYOUT_REPLICATED, LAYOUT_REPLICATED);
-        program_op(l->p, &a);
+        if (!later)
+            lower_gather_bucket(l, &b, own, u.storage[TENSOR_WEIGHT], phase);
     }
 }

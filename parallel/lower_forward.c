@@ -292,6 +292,7 @@ static void vocab_attr(struct lowering *l, struct op_args *a, uint32_t row)
 
 static uint32_t emit_embedding(struct lowering *l)
 {
+    lower_zero_gather_row(l, lower_param_id(l, ROLE_EMBED, -1));
     struct op_args a = args(OP_EMBED, -1);
     op_args_in(&a, use_param(l, ROLE_EMBED, -1));
     op_args_in(&a, l->out->tokens);
@@ -301,6 +302,7 @@ static uint32_t emit_embedding(struct lowering *l)
     uint32_t x = emit_scatter(l, -1, emit(l, &a));
     if (cfg(l)->position != POSITION_LEARNED)
         return x;
+    lower_zero_gather_row(l, lower_param_id(l, ROLE_POS_EMBED, -1));
     struct op_args b = args(OP_EMBED, -1);
     op_args_in(&b, use_param(l, ROLE_POS_EMBED, -1));
     op_args_in(&b, local_positions(l));
@@ -316,6 +318,7 @@ static uint32_t head_row(const struct lowering *l)
 static uint32_t head_weight(struct lowering *l)
 {
     uint32_t row = head_row(l);
+    lower_zero_gather_row(l, row);
     if (l->head_grad == NONE_ID)
         return use(l, l->weight[row], l->out->params[row].grad, row);
     struct prog_value v = l->p->values.data[l->weight[row]];
@@ -367,7 +370,11 @@ uint32_t lower_forward(struct lowering *l, int32_t chunk, uint32_t x)
         x = emit_embedding(l);
         lower_probe_activation(l, PROBE_RESIDUAL, -1, x);
     }
+    if (begin < end)
+        lower_zero_gather_layer(l, begin);
     for (int32_t i = begin; i < end; i++) {
+        if (i + 1 < end)
+            lower_zero_gather_layer(l, i + 1);
         x = emit_sublayer(l, i, x, ROLE_ATTN_NORM, ROLE_ATTN_POST_NORM, emit_attention);
         x = emit_sublayer(l, i, x, ROLE_FFN_NORM, ROLE_FFN_POST_NORM, emit_ffn);
         lower_probe_activation(l, PROBE_RESIDUAL, i, x);

@@ -160,7 +160,7 @@ static enum status make_units(struct lowering *l, struct diag *diag)
         if (u == NONE_ID) {
             struct unit fresh = {.first = i, .layer = l->m->params[i].layer};
             memset(fresh.storage, 0xff, sizeof(fresh.storage)); /* NONE_ID */
-            fresh.owned_weight = NONE_ID;
+            fresh.owned_weight = fresh.owned_grad = NONE_ID;
             vec_push(&l->units, fresh);
             u = l->units.n - 1;
         }
@@ -189,7 +189,8 @@ static void close_bucket(struct lowering *l, uint32_t u, const int64_t *border,
                        .begin = border[0],
                        .n = border[n] - border[0],
                        .cuts = l->p->cuts.n,
-                       .own_at = unit->owned_elems};
+                       .own_at = unit->owned_elems,
+                       .sum = NONE_ID};
     for (int64_t r = 0; r <= dp; r++)
         vec_push(&l->p->cuts, border[n * r / dp] - border[0]);
     const int64_t *cut = l->p->cuts.data + b.cuts;
@@ -272,7 +273,7 @@ static void set_layout(struct lowering *l, uint32_t value, const struct param *r
 }
 
 /* The values of a unit's rows in one storage. */
-static void declare_rows(struct lowering *l, uint32_t u, enum tensor_kind kind)
+void lower_declare_rows(struct lowering *l, uint32_t u, enum tensor_kind kind)
 {
     const struct unit *unit = &l->units.data[u];
     enum dtype dtype = kind_dtype(l, unit, kind);
@@ -295,6 +296,20 @@ static void declare_unit(struct lowering *l, uint32_t u, enum tensor_kind kind)
     struct unit *unit = &l->units.data[u];
     if (!unit_has(l, unit, kind))
         return;
+    if (kind == TENSOR_WEIGHT && lower_unit_gathers(l, unit)) {
+        if (kind_dtype(l, unit, kind) != DT_F32)
+            unit->owned_weight = program_storage(
+                    l->p, SC_PARAM, SLOT_NONE,
+                    unit->owned_elems * (int64_t)dtype_bytes(kind_dtype(l, unit, kind)),
+                    "%s.owned", l->m->params[unit->first].name);
+        return;
+    }
+    if (kind == TENSOR_GRAD && lower_unit_sums_sharded(l, u))
+        unit->owned_grad = program_storage(
+                l->p, SC_GRAD, SLOT_NONE, unit->owned_elems * (int64_t)sizeof(float),
+                "%s.owned_grad", l->m->params[unit->first].name);
+    if (kind == TENSOR_GRAD && lower_unit_sums_sharded(l, u))
+        return;
     bool cut = lower_is_sharded(l) && is_state(kind);
     int64_t elems = cut ? unit->owned_elems : unit->elems;
     unit->storage[kind] = program_storage(
@@ -302,7 +317,7 @@ static void declare_unit(struct lowering *l, uint32_t u, enum tensor_kind kind)
             elems * (int64_t)dtype_bytes(kind_dtype(l, unit, kind)), "%s%s",
             l->m->params[unit->first].name, tensor_kinds[kind].suffix);
     if (!cut)
-        declare_rows(l, u, kind);
+        lower_declare_rows(l, u, kind);
 }
 
 /* ------------------------------------------------------------------------- pieces */
@@ -348,8 +363,10 @@ static void add_owned_piece(struct lowering *l, uint32_t i, const struct bucket 
             .exp_avg = piece_value(l, u->storage[TENSOR_EXP_AVG], at, n, row, true),
             .exp_avg_sq =
                     piece_value(l, u->storage[TENSOR_EXP_AVG_SQ], at, n, row, true),
-            .grad = piece_value(l, u->storage[TENSOR_GRAD], begin, n, row, true),
-            .owned_weight = NONE_ID};
+            .grad = u->owned_grad != NONE_ID
+                            ? piece_value(l, u->owned_grad, at, n, row, true)
+                            : piece_value(l, u->storage[TENSOR_GRAD], begin, n, row,
+                                          true)};
     vec_push(&l->pieces, piece);
 }
 
@@ -361,8 +378,7 @@ static void add_whole_piece(struct lowering *l, uint32_t i)
                                   .master = out->master,
                                   .exp_avg = out->exp_avg,
                                   .exp_avg_sq = out->exp_avg_sq,
-                                  .grad = out->grad,
-                                  .owned_weight = NONE_ID};
+                                  .grad = out->grad};
     if (l->degree[MESH_DP] > 1 || l->degree[MESH_TP] > 1) {
         /* The sum is in the accumulator's bytes, and no longer partial. */
         struct prog_value v = l->p->values.data[out->grad];
@@ -415,9 +431,11 @@ enum status lower_declare_params(struct lowering *l, struct diag *diag)
     if (l->degree[MESH_DP] > 1)
         for (uint32_t u = 0; u < l->units.n; u++)
             make_unit_buckets(l, u);
+    lower_zero_declare(l);
     for (int kind = 0; kind < TENSOR_KIND_COUNT; kind++)
         for (uint32_t u = 0; u < l->units.n; u++)
             declare_unit(l, u, (enum tensor_kind)kind);
+    lower_zero_declare_sums(l);
     l->weight = mem_alloc(l->m->n_params * sizeof(*l->weight));
     for (uint32_t i = 0; i < l->m->n_params; i++) {
         struct lowered_param *p = &l->out->params[i];
@@ -437,6 +455,7 @@ void lower_params_free(struct lowering *l)
     vec_free(&l->units);
     vec_free(&l->buckets);
     vec_free(&l->pieces);
+    vec_free(&l->regathered);
 }
 
 uint32_t lower_span(struct lowering *l, uint32_t first, uint32_t last, bool grad)

@@ -39,6 +39,8 @@ struct unit {
     int64_t owned_elems;                 /* of all its buckets */
     uint32_t storage[TENSOR_KIND_COUNT]; /* whole, or the owned parts; NONE_ID */
     uint32_t owned_weight; /* ZeRO 3: the storage of owned weights, or NONE_ID */
+    uint32_t
+            owned_grad; /* sharded accumulation: the storage of owned sums; or NONE_ID */
 };
 
 /* A range of a unit's elements that is reduced by one call. Cut over the data group at the
@@ -49,6 +51,12 @@ struct bucket {
     uint32_t cuts;            /* into the program's cuts */
     int64_t own_begin, own_n; /* this rank's part, of the unit's elements */
     int64_t own_at;           /* its first element among the unit's owned ones */
+    uint32_t sum; /* sharded accumulation: the value of the owned sums; or NONE_ID */
+};
+
+/* A weight that is gathered again in a backward segment. */
+struct regathered {
+    uint32_t segment, then, now;
 };
 
 /* State while a program is built. */
@@ -75,9 +83,11 @@ struct lowering {
     VEC(uint32_t) weights;
     VEC(uint32_t) grads;
     VEC(uint32_t) rows;
-    int64_t tokens;                /* of one micro-batch */
-    int64_t tokens_local;          /* between the products of a tensor group */
-    struct gather_buffers *gather; /* ZeRO 3 (lower_zero3.c); or NULL */
+    int64_t tokens;            /* of one micro-batch */
+    int64_t tokens_local;      /* between the products of a tensor group */
+    uint32_t weight_buffer[2]; /* ZeRO 3: layers' weights in turn; or NONE_ID */
+    uint32_t grad_buffer[2];   /* sharded accumulation: layers' gradients in turn */
+    VEC(struct regathered) regathered;
 };
 
 /* Chunks of this rank, and layers of the virtual stage that a chunk is. */
@@ -103,6 +113,9 @@ void lower_group_attrs(const struct lowering *l, struct op_args *a, enum comm_gr
 MUST_CHECK enum status lower_declare_params(struct lowering *l, struct diag *diag);
 void lower_params_free(struct lowering *l);
 
+/* The values of a unit's rows in its whole storage of this kind. */
+void lower_declare_rows(struct lowering *l, uint32_t unit, enum tensor_kind kind);
+
 enum dtype lower_weight_dtype(const struct lowering *l, const struct param *row);
 enum dtype lower_grad_dtype(const struct lowering *l);
 
@@ -121,12 +134,46 @@ uint32_t lower_flat(struct lowering *l, uint32_t storage, enum dtype dtype, int6
 /* The gradients of a unit: summed over the ranks that hold the same weights. */
 void lower_reduce_unit(struct lowering *l, uint32_t unit, enum op_phase phase);
 
-/* The owned weights of all units, gathered from the masters (ZeRO 1 and 2). */
+/* After an update: the owned weights in the compute dtype, and but for ZeRO 3 the whole
+ * ones, gathered. */
 void lower_gather_weights(struct lowering *l, enum op_phase phase);
+
+/* A bucket of weights gathered into a storage of its unit's size from `own`; and the owned
+ * weights of a bucket that ZeRO 3 keeps. */
+void lower_gather_bucket(struct lowering *l, const struct bucket *b, uint32_t own,
+                         uint32_t storage, enum op_phase phase);
+uint32_t lower_owned_weights(struct lowering *l, const struct bucket *b);
 
 /* Whether a unit's gradients are complete when the backward pass leaves a layer; those of
  * tied embeddings only in the optimizer segment. */
 bool lower_unit_is_late(const struct lowering *l, uint32_t unit);
+
+/* ------------------------------------------------------------------ lower_zero.c */
+
+/* Whether a unit's weights are kept in parts and gathered for each use (ZeRO 3), and
+ * whether its gradients are reduced after every micro-batch. */
+bool lower_unit_gathers(const struct lowering *l, const struct unit *u);
+bool lower_unit_sums_sharded(const struct lowering *l, uint32_t unit);
+
+/* The storages that layers' weights and gradients pass through. */
+void lower_zero_declare(struct lowering *l);
+
+/* The owned sums of all buckets, in storages that are declared by then. */
+void lower_zero_declare_sums(struct lowering *l);
+
+/* Gathers what the forward pass reads: of a row without a layer; of a layer. Without
+ * ZeRO 3 these emit nothing. */
+void lower_zero_gather_row(struct lowering *l, uint32_t row);
+void lower_zero_gather_layer(struct lowering *l, int32_t layer);
+
+/* The same in a backward segment that is being differentiated: of the head, of a layer. */
+void lower_zero_regather(struct lowering *l, struct diff *d, int32_t layer);
+
+/* Clears the passing gradients of a layer, or of the units at the head's (-1) end. */
+void lower_zero_clear(struct lowering *l, int32_t layer, bool front);
+
+/* After recompute was added: its ops read what the backward segment gathered. */
+void lower_zero_redirect(struct lowering *l);
 
 /* --------------------------------------------------------------- lower_forward.c */
 
