@@ -6,6 +6,7 @@
 #include <limits.h>
 #include <linux/futex.h>
 #include <poll.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
@@ -348,13 +349,14 @@ static bool has_reached(struct region_word *word, unsigned target)
 static bool spin(struct region_word *word, unsigned target, int64_t until_ns)
 {
     do {
-        for (int i = 0; i < 64; i++) {
+        for (int i = 0; i < 16; i++) {
             if (has_reached(word, target))
                 return true;
 #if defined(__x86_64__)
             __builtin_ia32_pause();
 #endif
         }
+        sched_yield(); /* who is waited for may want this processor */
     } while (region_now_ns() < until_ns);
     return false;
 }

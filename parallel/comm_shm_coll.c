@@ -266,7 +266,7 @@ static enum status run(struct shm_comm *c, struct job *j, struct diag *diag)
 {
     TRY(shm_enter(c, &j->call, diag));
     unsigned slot = ++c->n_calls & 1;
-    enum path path;
+    enum path path = PATH_STAGED;
     j->elem_bytes = dtype_bytes((enum dtype)j->call.dtype);
     for (int i = 0; j->recv_count && i < c->base.size; i++)
         c->offset[i + 1] = c->offset[i] + j->recv_count[i];

@@ -24,14 +24,16 @@ bool comm_can_reduce(enum dtype dtype, enum comm_reduction how);
 #define SUM_BLOCK_ELEMS 1024
 
 typedef void (*sum_fold_fn)(void *acc, const void *x, int64_t n);
+typedef void (*sum_two_fn)(void *out, const void *x, const void *y, int64_t n);
 
 struct sum_loops {
     sum_fold_fn load[DT_COUNT];
     sum_fold_fn sum[DT_COUNT];
     sum_fold_fn max[DT_COUNT];
-    sum_fold_fn store_bf16; /* out, acc */
+    sum_fold_fn store_bf16;   /* out, acc */
+    sum_two_fn two[DT_COUNT]; /* the sum of exactly two, all in one; or NULL */
 };
 
-extern const struct sum_loops sum_loops_portable, sum_loops_avx2;
+extern const struct sum_loops sum_loops_portable, sum_loops_avx2, sum_loops_avx512;
 
 #endif
