@@ -16,8 +16,8 @@
 
 #include "core/comm.h"
 
-/* Groups that one rank can open as their first member. */
-#define REGION_GROUPS_MAX 1024
+/* Groups that one rank can open as their first member, closed ones included. */
+#define REGION_GROUPS_MAX 4096
 #define STOP_TEXT_BYTES   768
 
 /* A futex word that only grows, with those who sleep on it. */
