@@ -253,7 +253,7 @@ static void mark_needs(struct diff *d, const struct prog_segment *seg)
             if (v == NONE_ID)
                 continue;
             node(d, v)->producer = o;
-            node(d, v)->needs = needs;
+            node(d, v)->needs = needs || v == d->o->input;
         }
     }
 }

@@ -30,6 +30,15 @@ const char *layout_const(const struct op_ctx *c, const uint8_t *in, uint8_t *out
     return NULL;
 }
 
+/* Sums of squares of blocks: sharded like the gradient. */
+const char *layout_norm_sq(const struct op_ctx *c, const uint8_t *in, uint8_t *out)
+{
+    (void)c;
+    REQUIRE(in[0] != PART, "a partial sum must be reduced first");
+    out[0] = in[0] == REPL ? REPL : 0;
+    return NULL;
+}
+
 /* Non-linear, element by element: any sharding, the same for all inputs, no partials. */
 const char *layout_pointwise(const struct op_ctx *c, const uint8_t *in, uint8_t *out)
 {
@@ -130,7 +139,8 @@ const char *layout_wgrad(const struct op_ctx *c, const uint8_t *in, uint8_t *out
     bool tokens = false;
     for (int i = 0; i < n - n_acc; i++) {
         REQUIRE(in[i] != PART, "a partial sum must be reduced first");
-        tokens |= in[i] == 0;
+        int last = MAX(ctx_in(c, i)->ndim - 1, 1);
+        tokens |= in[i] < last; /* sharded on an axis that is summed away */
     }
     for (int i = 0; i < n_acc; i++) {
         uint8_t acc = in[n - n_acc + i];
@@ -147,7 +157,8 @@ static const char *whole_rows(const struct op_ctx *c, const uint8_t *in)
     for (int i = 0; i < c->op->n_in; i++) {
         const struct prog_value *v = ctx_in(c, i);
         REQUIRE(in[i] != PART, "a partial sum must be reduced first");
-        REQUIRE(in[i] == REPL || in[i] < v->ndim - 1 || v->ndim == 1,
+        bool row = v->ndim == ctx_in(c, 0)->ndim; /* statistics have no such axis */
+        REQUIRE(!row || in[i] == REPL || in[i] < v->ndim - 1 || v->ndim == 1,
                 "the last axis must be whole");
     }
     return NULL;

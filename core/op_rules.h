@@ -42,6 +42,7 @@
     X(shape_stats)                                                                     \
     X(shape_adamw_stats)
 #define LAYOUT_RULES(X)                                                                \
+    X(layout_norm_sq)                                                                  \
     X(layout_const)                                                                    \
     X(layout_embed)                                                                    \
     X(layout_wgrad)                                                                    \

@@ -418,6 +418,27 @@ void program_call(struct program *p, enum call_phase phase, uint32_t segment,
     vec_push(&p->calls, c);
 }
 
+uint32_t program_split_weights(struct program *p, uint32_t segment, const char *name)
+{
+    ASSERT(segment == p->segments.n - 1);
+    struct prog_segment *seg = &p->segments.data[segment];
+    uint32_t n = seg->op_end - seg->op_begin, kept = seg->op_begin, moved = 0;
+    struct prog_op *weights = mem_alloc((n + (size_t)1) * sizeof(*weights));
+    for (uint32_t o = seg->op_begin; o < seg->op_end; o++) {
+        if (p->ops.data[o].phase == PHASE_WGRAD)
+            weights[moved++] = p->ops.data[o];
+        else
+            p->ops.data[kept++] = p->ops.data[o];
+    }
+    if (moved > 0)
+        memcpy(p->ops.data + kept, weights, moved * sizeof(*weights));
+    mem_free(weights);
+    seg->op_end = kept;
+    struct prog_segment fresh = {intern(p, name), kept, p->ops.n};
+    vec_push(&p->segments, fresh);
+    return p->segments.n - 1;
+}
+
 /* A fresh storage and value for output `i` of the op that was just pushed. */
 static uint32_t fresh_output(struct program *p, const struct op_args *a, int i,
                              const struct op_shape *s)

@@ -369,6 +369,11 @@ uint32_t program_segment_end(struct program *p);
 void program_call(struct program *p, enum call_phase phase, uint32_t segment,
                   uint32_t micro_batch, uint32_t slot);
 
+/* Moves the ops of PHASE_WGRAD, in their order, out of the last segment into a new one of
+ * the given name. in: a backward pass without in-place sums (struct diff_options). Returns
+ * the new segment. */
+uint32_t program_split_weights(struct program *p, uint32_t segment, const char *name);
+
 /* Finishes a program: removes ops whose results nobody reads and optional outputs without
  * a reader; classes fresh storages as activation (crosses segments) or workspace; counts
  * slots and micro-batches from the calls and makes the offsets table. */
