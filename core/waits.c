@@ -5,9 +5,15 @@
 #include "core/flow.h"
 #include "core/op.h"
 
-/* The waits that one op has been given. */
+/* The ops whose events one op has been given to wait for. */
 struct wait_list {
-    VEC(uint32_t) events;
+    VEC(uint32_t) ops;
+};
+
+/* An instance that must be done before the visited one starts. */
+struct need {
+    uint32_t instance;
+    uint32_t event; /* the instance that a wait for its op means: the op's latest */
 };
 
 struct waiter {
@@ -16,14 +22,16 @@ struct waiter {
     struct flow flow;
     uint32_t *done;  /* [streams * streams] what each stream has seen done */
     uint32_t *clock; /* [instances * streams] the same, when the instance is done */
+    uint32_t *last;  /* [ops] the latest instance so far, or NONE_ID */
     struct wait_list *lists; /* [ops] */
+    VEC(struct need) needs;  /* of the visited instance */
     uint32_t instance;
     uint32_t stream;
 };
 
-static uint32_t stream_of(const struct waiter *w, uint32_t instance)
+static uint32_t op_of(const struct waiter *w, uint32_t instance)
 {
-    return w->p->ops.data[w->order.instance_op[instance]].stream;
+    return w->order.instance_op[instance];
 }
 
 static void join(uint32_t *into, const uint32_t *from, uint32_t n)
@@ -32,41 +40,54 @@ static void join(uint32_t *into, const uint32_t *from, uint32_t n)
         into[s] = MAX(into[s], from[s]);
 }
 
-/* The last instance before this one of the same op as `other`: what its event means. */
-static uint32_t most_recent(const struct waiter *w, uint32_t other)
+static uint32_t *seen_by(const struct waiter *w, uint32_t stream)
 {
-    uint32_t op = w->order.instance_op[other], found = other;
-    for (uint32_t i = other + 1; i < w->instance; i++)
-        if (w->order.instance_op[i] == op)
-            found = i;
-    return found;
+    return w->done + (size_t)stream * w->order.n_streams;
+}
+
+/* Whether the visited instance starts after `other` is done, by what it waits for. */
+static bool is_ordered(const struct waiter *w, uint32_t other)
+{
+    uint32_t s = w->p->ops.data[op_of(w, other)].stream;
+    return s == w->stream || seen_by(w, w->stream)[s] >= w->order.seq[other];
+}
+
+static void take_over(struct waiter *w, uint32_t other)
+{
+    uint32_t n = w->order.n_streams;
+    join(seen_by(w, w->stream), w->clock + (size_t)other * n, n);
+}
+
+static void need(struct waiter *w, uint32_t other)
+{
+    if (other == FLOW_HOST || other == w->instance || is_ordered(w, other))
+        return;
+    struct need new = {other, w->last[op_of(w, other)]};
+    vec_push(&w->needs, new);
 }
 
 static void add_wait(struct waiter *w, uint32_t other)
 {
-    struct prog_op *from = &w->p->ops.data[w->order.instance_op[other]];
+    struct prog_op *from = &w->p->ops.data[op_of(w, other)];
     if (from->signal == NONE_ID)
         from->signal = w->p->n_events++;
-    struct wait_list *list = &w->lists[w->order.instance_op[w->instance]];
-    for (uint32_t i = 0; i < list->events.n; i++)
-        if (list->events.data[i] == from->signal)
-            return;
-    vec_push(&list->events, from->signal);
+    vec_push(&w->lists[op_of(w, w->instance)].ops, op_of(w, other));
+    take_over(w, other);
 }
 
-/* Instance `other` must be done before this one starts. */
-static void need(struct waiter *w, uint32_t other)
+/* Latest first: what a later instance has waited for needs no wait of its own. */
+static void add_waits(struct waiter *w)
 {
-    uint32_t n = w->order.n_streams, s;
-    if (other == FLOW_HOST || other == w->instance)
-        return;
-    s = stream_of(w, other);
-    uint32_t *mine = w->done + (size_t)w->stream * n;
-    if (s == w->stream || mine[s] >= w->order.seq[other])
-        return;
-    other = most_recent(w, other);
-    add_wait(w, other);
-    join(mine, w->clock + (size_t)other * n, n);
+    while (w->needs.n > 0) {
+        uint32_t latest = 0;
+        for (uint32_t i = 1; i < w->needs.n; i++)
+            if (w->needs.data[i].event > w->needs.data[latest].event)
+                latest = i;
+        struct need next = w->needs.data[latest];
+        w->needs.data[latest] = w->needs.data[--w->needs.n];
+        if (!is_ordered(w, next.instance))
+            add_wait(w, next.event);
+    }
 }
 
 static void visit_read(void *arg, const struct flow_piece *piece)
@@ -91,15 +112,8 @@ static void read_value(struct waiter *w, uint32_t value)
 /* An instance starts with the waits that earlier instances of its op were given. */
 static void take_given(struct waiter *w, uint32_t op)
 {
-    uint32_t n = w->order.n_streams;
-    for (uint32_t k = 0; k < w->lists[op].events.n; k++)
-        for (uint32_t i = w->instance; i-- > 0;) {
-            const struct prog_op *from = &w->p->ops.data[w->order.instance_op[i]];
-            if (from->signal != w->lists[op].events.data[k])
-                continue;
-            join(w->done + (size_t)w->stream * n, w->clock + (size_t)i * n, n);
-            break;
-        }
+    for (uint32_t k = 0; k < w->lists[op].ops.n; k++)
+        take_over(w, w->last[w->lists[op].ops.data[k]]);
 }
 
 static void visit_instance(struct waiter *w, uint32_t i)
@@ -120,9 +134,11 @@ static void visit_instance(struct waiter *w, uint32_t i)
     for (int k = 0; k < op.n_out; k++)
         if (op_out(w->p, &op, k) != NONE_ID)
             flow_write(&w->flow, op_out(w->p, &op, k), i, visit_write, w);
-    uint32_t *mine = w->done + (size_t)op.stream * n;
+    add_waits(w);
+    uint32_t *mine = seen_by(w, op.stream);
     mine[op.stream] = w->order.seq[i];
     memcpy(w->clock + (size_t)i * n, mine, n * sizeof(*mine));
+    w->last[id] = i;
 }
 
 /* Set-up calls are over before a step starts. */
@@ -142,12 +158,12 @@ static void write_waits(struct waiter *w)
     p->waits.n = 0;
     for (uint32_t o = 0; o < p->ops.n; o++) {
         struct wait_list *list = &w->lists[o];
-        ASSERT(list->events.n <= UINT8_MAX);
+        ASSERT(list->ops.n <= UINT8_MAX);
         p->ops.data[o].wait_first = p->waits.n;
-        p->ops.data[o].n_waits = (uint8_t)list->events.n;
-        for (uint32_t i = 0; i < list->events.n; i++)
-            vec_push(&p->waits, list->events.data[i]);
-        vec_free(&list->events);
+        p->ops.data[o].n_waits = (uint8_t)list->ops.n;
+        for (uint32_t i = 0; i < list->ops.n; i++)
+            vec_push(&p->waits, p->ops.data[list->ops.data[i]].signal);
+        vec_free(&list->ops);
     }
 }
 
@@ -165,6 +181,8 @@ void program_add_waits(struct program *p)
     w.done = mem_alloc(n * n * sizeof(uint32_t));
     w.clock = mem_alloc((w.order.n_instances + (size_t)1) * n * sizeof(uint32_t));
     w.lists = mem_alloc((p->ops.n + (size_t)1) * sizeof(*w.lists));
+    w.last = mem_alloc((p->ops.n + (size_t)1) * sizeof(*w.last));
+    memset(w.last, 0xff, p->ops.n * sizeof(*w.last)); /* NONE_ID */
     for (uint32_t i = 0; i < w.order.n_instances; i++) {
         if (i == w.order.setup_end)
             finish_setup(&w);
@@ -176,4 +194,6 @@ void program_add_waits(struct program *p)
     mem_free(w.done);
     mem_free(w.clock);
     mem_free(w.lists);
+    mem_free(w.last);
+    vec_free(&w.needs);
 }
