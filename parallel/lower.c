@@ -325,7 +325,8 @@ static void reduce_units(struct backward *b, int32_t layer, bool all)
     for (uint32_t u = 0; u < l->units.n; u++) {
         const struct param *row = &l->m->params[l->units.data[u].first];
         bool front = row->role == ROLE_EMBED || row->role == ROLE_POS_EMBED;
-        bool mine = row->layer == layer && (row->layer >= 0 || !front);
+        bool mine = row->layer == layer &&
+                    (layer >= 0 || (!front && lower_chunk_is_last(l, b->chunk)));
         if (all) {
             int32_t begin, end;
             lower_chunk_layers(l, b->chunk, &begin, &end);
