@@ -56,6 +56,11 @@ uint32_t diff_now(struct diff *d, uint32_t value)
     return now == NONE_ID ? value : now;
 }
 
+uint32_t diff_place_given(struct diff *d, uint32_t value)
+{
+    return value == d->o->input ? d->o->input_grad : NONE_ID;
+}
+
 bool diff_sums_wide(struct diff *d, uint32_t weight)
 {
     const struct prog_value *w = &d->p->values.data[weight];
@@ -77,7 +82,8 @@ uint32_t diff_grad(struct diff *d, uint32_t value)
 
 struct op_args diff_args(struct diff *d, enum op_kind kind, enum op_phase phase)
 {
-    return op_args_init(kind, phase, d->layer);
+    bool joined = d->o->within && phase == PHASE_WGRAD;
+    return op_args_init(kind, joined ? PHASE_DGRAD : phase, d->layer);
 }
 
 /* A value at the bytes of `like`, shaped as `shape`. */
@@ -287,23 +293,40 @@ static void walk_back(struct diff *d, const struct prog_segment *seg)
     }
 }
 
+struct diff_options diff_options_init(void)
+{
+    return (struct diff_options){
+            .segment = NONE_ID, .input = NONE_ID, .input_grad = NONE_ID};
+}
+
+static void init_nodes(struct diff *d)
+{
+    const struct diff_options *o = d->o;
+    for (uint32_t i = 0; i < o->n_weights; i++)
+        node(d, o->weight[i])->weight = o->grad[i];
+    if (o->input == NONE_ID)
+        return;
+    node(d, o->input)->needs = true;
+    node(d, o->input)->place = o->input_grad;
+}
+
 uint32_t differentiate(struct program *p, const struct diff_options *o)
 {
     struct diff d = {.p = p, .o = o, .layer = -1};
-    struct prog_segment seg = p->segments.data[o->segment];
-    for (uint32_t i = 0; i < o->n_weights; i++)
-        node(&d, o->weight[i])->weight = o->grad[i];
-    if (o->input != NONE_ID)
-        node(&d, o->input)->needs = true;
-    mark_needs(&d, &seg);
-    for (uint32_t i = 0; i < o->n_outputs; i++)
-        node(&d, o->output[i])->grad = o->seed[i];
-    program_segment_begin(p, o->name);
+    struct prog_segment ops = {.op_begin = o->op_begin, .op_end = p->ops.n};
+    if (!o->within)
+        ops = p->segments.data[o->segment];
+    init_nodes(&d);
+    mark_needs(&d, &ops);
+    if (!o->within)
+        program_segment_begin(p, o->name);
     if (o->begin)
         o->begin(o->arg, &d);
-    walk_back(&d, &seg);
+    for (uint32_t i = 0; i < o->n_outputs; i++)
+        node(&d, o->output[i])->grad = o->seed[i];
+    walk_back(&d, &ops);
     if (o->end)
         o->end(o->arg, &d, o->input == NONE_ID ? NONE_ID : diff_grad(&d, o->input));
     vec_free(&d.nodes);
-    return program_segment_end(p);
+    return o->within ? NONE_ID : program_segment_end(p);
 }

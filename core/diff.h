@@ -21,6 +21,10 @@ struct diff;
 struct diff_options {
     uint32_t segment; /* a finished forward segment */
     const char *name; /* of the new segment */
+    /* With `within`: the ops from op_begin to the end of the open segment instead; their
+     * gradients follow in that segment, those of weights with those of inputs. */
+    bool within;
+    uint32_t op_begin;
     /* Gradients that come from outside: that of output[i] is seed[i]. A loss f32[T] may
      * have the scalar f32[1] as its seed: the same for every token. */
     const uint32_t *output, *seed;
@@ -32,12 +36,13 @@ struct diff_options {
     uint32_t n_weights;
     /* An input whose gradient is wanted although no weight made it, or NONE_ID. */
     uint32_t input;
+    uint32_t input_grad; /* where it is written, or NONE_ID: anywhere */
     /* No gradient overwrites another one's bytes, so that the gradients of weights can
      * be computed in a segment of their own, later. */
     bool out_of_place;
     /* Partial products of a tensor-parallel weight stay in f32 until they are summed. */
     bool wide_partials;
-    /* Called inside of the new segment: at its start, when the walk goes from the ops of
+    /* Called inside of the new segment: at its start (it may fill in seeds), when the walk goes from the ops of
      * one layer to those of another (-1: of none), and before its end, with the gradient
      * of `input`. */
     void (*begin)(void *arg, struct diff *d);
@@ -46,7 +51,10 @@ struct diff_options {
     void *arg;
 };
 
-/* Returns the new segment. */
+/* Options with every id "none". */
+struct diff_options diff_options_init(void);
+
+/* Returns the new segment; of `within` NONE_ID. */
 uint32_t differentiate(struct program *p, const struct diff_options *o);
 
 /* ------------------------------------------------------- for the rules in op_grad.c */
@@ -68,6 +76,9 @@ void diff_replace(struct diff *d, uint32_t then, uint32_t now);
 
 /* What rules read for a value of the forward pass. */
 uint32_t diff_now(struct diff *d, uint32_t value);
+
+/* Where the gradient of a value must be written, or NONE_ID. */
+uint32_t diff_place_given(struct diff *d, uint32_t value);
 
 /* Whether a product with this weight makes terms of a sum over ranks that stays in f32. */
 bool diff_sums_wide(struct diff *d, uint32_t weight);

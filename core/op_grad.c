@@ -85,8 +85,10 @@ static uint32_t grad_in_dtype(struct diff *d, uint32_t g, uint32_t like)
 /* The gradient has a dtype of its own, so it cannot live where the value's would. */
 static void pass_fresh(struct diff *d, struct op_args *a, uint32_t to)
 {
+    a->out[0] = diff_place_given(d, to);
     program_op(diff_program(d), a);
-    diff_pass(d, to, a->out[0]);
+    if (diff_place_given(d, to) == NONE_ID)
+        diff_pass(d, to, a->out[0]);
 }
 
 void grad_linear(struct diff *d, uint32_t op)

@@ -385,6 +385,23 @@ uint32_t program_view_cols(struct program *p, uint32_t base, int64_t col_begin,
     return push_value(p, v);
 }
 
+uint32_t program_view_rows(struct program *p, uint32_t base, int64_t row_begin,
+                           int64_t rows, const char *fmt, ...)
+{
+    struct prog_value v = p->values.data[base];
+    va_list ap;
+    va_start(ap, fmt);
+    v.name = intern_va(p, fmt, ap);
+    va_end(ap);
+    ASSERT(row_begin >= 0 && rows >= 0 && row_begin + rows <= v.dim[0]);
+    int64_t pitch = v.ndim < 2 ? 1 : v.ld;
+    v.byte_offset += row_begin * pitch * (int64_t)dtype_bytes((enum dtype)v.dtype);
+    v.dim[0] = rows;
+    v.base = base;
+    v.inplace_of = NONE_ID;
+    return push_value(p, v);
+}
+
 uint32_t program_value_inplace(struct program *p, uint32_t of, const char *fmt, ...)
 {
     struct prog_value v = p->values.data[of];

@@ -356,6 +356,10 @@ uint32_t program_view_cols(struct program *p, uint32_t base, int64_t col_begin,
                            int ndim, const int64_t *dim, const char *fmt, ...)
         PRINTF_LIKE(6, 7);
 
+/* A view of `base`: `rows` rows from row_begin on, layout as the base's. */
+uint32_t program_view_rows(struct program *p, uint32_t base, int64_t row_begin,
+                           int64_t rows, const char *fmt, ...) PRINTF_LIKE(5, 6);
+
 /* The same bytes as `v` under a new value that an op writes in place. */
 uint32_t program_value_inplace(struct program *p, uint32_t v, const char *fmt, ...)
         PRINTF_LIKE(3, 4);

@@ -218,26 +218,6 @@ static void lower_zero(struct lowering *l)
     program_call(l->p, CALL_STEP, program_segment_end(l->p), 0, 0);
 }
 
-/* The summed loss, and the scale of its gradient: a view of the params block. */
-static void emit_loss_sum(struct lowering *l, uint32_t loss)
-{
-    if (l->coord[MESH_TP] > 0)
-        return; /* all ranks of a tensor group have the same loss: one adds it */
-    struct op_args a = op_args_init(OP_SUM, PHASE_FORWARD, -1);
-    op_args_in(&a, loss);
-    op_args_in(&a, l->out->loss_sum);
-    a.out[0] = l->out->loss_sum;
-    program_op(l->p, &a);
-}
-
-static uint32_t inv_tokens_value(struct lowering *l)
-{
-    const struct prog_value *h = &l->p->values.data[l->out->hyper];
-    int64_t one = 1;
-    return program_value(l->p, h->storage, HYPER_INV_TOKENS * (int64_t)sizeof(float),
-                         DT_F32, 1, &one, "inv_tokens");
-}
-
 /* A tied head's gradient accumulates apart and is added once: here, or over the two stages
  * that have the table. */
 static void emit_tied_add(struct lowering *l)
@@ -269,7 +249,8 @@ struct chunk {
 struct backward {
     struct lowering *l;
     int32_t chunk;
-    uint32_t seed; /* the gradient of the chunk's output, where a message brings it */
+    uint32_t output; /* of the chunk */
+    uint32_t seed;   /* its gradient: that of the loss, or what a message brings */
     bool reduce;
     bool *reduced; /* [units] */
 };
@@ -314,8 +295,8 @@ static const char *segment_name(struct lowering *l, const char *what, int32_t ch
     return buf;
 }
 
-/* The forward segment. out: *x the input that a message brings, or NONE_ID; *y the loss,
- * or the output that a message takes on. */
+/* The forward segment. out: *x the input that a message brings, or NONE_ID; *y what the
+ * head reads, or the output that a message takes on. */
 static uint32_t lower_chunk_forward(struct lowering *l, int32_t chunk, const char *what,
                                     uint32_t *x, uint32_t *y)
 {
@@ -328,12 +309,10 @@ static uint32_t lower_chunk_forward(struct lowering *l, int32_t chunk, const cha
         emit_message(l, OP_RECV, GROUP_FORWARD, STREAM_RECV_FORWARD, -1, *x);
     }
     *y = lower_forward(l, chunk, *x);
-    if (lower_chunk_is_last(l, chunk)) {
-        emit_loss_sum(l, *y);
-        lower_probe_loss(l, *y);
-    } else {
+    if (!lower_chunk_is_last(l, chunk))
         emit_message(l, OP_SEND, GROUP_FORWARD, STREAM_SEND_FORWARD, 1, *y);
-    }
+    else if (l->o->purpose == LOWER_EVAL)
+        lower_loss(l, *y, false);
     return program_segment_end(l->p);
 }
 
@@ -346,7 +325,8 @@ static void reduce_units(struct backward *b, int32_t layer, bool all)
     for (uint32_t u = 0; u < l->units.n; u++) {
         const struct param *row = &l->m->params[l->units.data[u].first];
         bool front = row->role == ROLE_EMBED || row->role == ROLE_POS_EMBED;
-        bool mine = row->layer == layer && (row->layer >= 0 || !front);
+        bool mine = row->layer == layer &&
+                    (layer >= 0 || (!front && lower_chunk_is_last(l, b->chunk)));
         if (all) {
             int32_t begin, end;
             lower_chunk_layers(l, b->chunk, &begin, &end);
@@ -357,7 +337,7 @@ static void reduce_units(struct backward *b, int32_t layer, bool all)
         if (!mine || b->reduced[u] || lower_unit_is_late(l, u))
             continue;
         b->reduced[u] = true;
-        lower_reduce_unit(l, u, PHASE_WGRAD);
+        lower_reduce_unit(l, u, lower_unit_phase(l, u));
     }
 }
 
@@ -369,8 +349,8 @@ static void backward_begin(void *arg, struct diff *d)
     if (!lower_chunk_is_last(b->l, b->chunk)) {
         emit_message(b->l, OP_RECV, GROUP_BACKWARD, STREAM_RECV_BACKWARD, 1, b->seed);
     } else {
-        lower_zero_regather(b->l, d, -1);
         lower_zero_clear(b->l, -1, false);
+        b->seed = lower_loss(b->l, b->output, true);
     }
     if (end > begin)
         lower_zero_regather(b->l, d, end - 1);
@@ -402,8 +382,9 @@ static uint32_t lower_chunk_backward(struct lowering *l, const struct chunk *c,
 {
     char name[64];
     bool last = lower_chunk_is_last(l, c->index);
-    struct backward b = {.l = l, .chunk = c->index, .reduce = reduce};
-    b.seed = last ? inv_tokens_value(l) : declare_message(l, "d.y.received");
+    struct backward b = {.l = l, .chunk = c->index, .output = y, .reduce = reduce};
+    if (!last)
+        b.seed = declare_message(l, "d.y.received");
     b.reduced = mem_alloc(l->units.n + (size_t)1);
     struct diff_options o = {
             .segment = c->forward,
@@ -416,6 +397,7 @@ static uint32_t lower_chunk_backward(struct lowering *l, const struct chunk *c,
             .grad = l->grads.data,
             .n_weights = l->weights.n,
             .input = x,
+            .input_grad = NONE_ID,
             .out_of_place = schedule_splits_backward(l->o->layout.schedule),
             .wide_partials = !l->o->layout.tp_bf16,
             .begin = backward_begin,

@@ -92,6 +92,12 @@ static void reduce_bucket(struct lowering *l, const struct bucket *b,
     program_op(l->p, &a);
 }
 
+enum op_phase lower_unit_phase(const struct lowering *l, uint32_t unit)
+{
+    enum param_role role = l->m->params[l->units.data[unit].first].role;
+    return role == ROLE_HEAD ? PHASE_DGRAD : PHASE_WGRAD;
+}
+
 bool lower_unit_is_late(const struct lowering *l, uint32_t unit)
 {
     return l->m->config.tied &&

@@ -30,7 +30,7 @@ static uint32_t emit_add(struct lowering *l, int32_t layer, uint32_t x, uint32_t
 }
 
 /* Registers a weight that the forward pass reads; `row` is its first row. */
-static uint32_t use(struct lowering *l, uint32_t weight, uint32_t grad, uint32_t row)
+uint32_t lower_use(struct lowering *l, uint32_t weight, uint32_t grad, uint32_t row)
 {
     vec_push(&l->weights, weight);
     vec_push(&l->grads, grad);
@@ -41,7 +41,7 @@ static uint32_t use(struct lowering *l, uint32_t weight, uint32_t grad, uint32_t
 static uint32_t use_param(struct lowering *l, enum param_role role, int32_t layer)
 {
     uint32_t row = lower_param_id(l, role, layer);
-    return use(l, l->weight[row], l->out->params[row].grad, row);
+    return lower_use(l, l->weight[row], l->out->params[row].grad, row);
 }
 
 static bool has(const struct lowering *l, enum param_role role, int32_t layer)
@@ -55,7 +55,7 @@ static uint32_t use_span(struct lowering *l, enum param_role first,
     uint32_t a = lower_param_id(l, first, layer), b = lower_param_id(l, last, layer);
     if (a == b)
         return use_param(l, first, layer);
-    return use(l, lower_span(l, a, b, false), lower_span(l, a, b, true), a);
+    return lower_use(l, lower_span(l, a, b, false), lower_span(l, a, b, true), a);
 }
 
 /* ------------------------------------------------- between the ranks of a tensor group */
@@ -66,7 +66,7 @@ static bool is_tensor_parallel(const struct lowering *l)
 }
 
 /* All tokens from the group's shares of them; without a group, x. */
-static uint32_t emit_gather(struct lowering *l, int32_t layer, uint32_t x)
+uint32_t lower_emit_gather(struct lowering *l, int32_t layer, uint32_t x)
 {
     if (!is_tensor_parallel(l))
         return x;
@@ -211,7 +211,7 @@ static uint32_t emit_attention(struct lowering *l, int32_t layer, uint32_t x)
     int64_t heads = c->heads / l->degree[MESH_TP];
     int64_t kv_heads = MAX(c->kv_heads / l->degree[MESH_TP], 1);
     int64_t q_width = heads * c->head_dim, kv_width = kv_heads * c->head_dim;
-    uint32_t qkv = emit_linear(l, layer, emit_gather(l, layer, x), ROLE_Q, ROLE_V,
+    uint32_t qkv = emit_linear(l, layer, lower_emit_gather(l, layer, x), ROLE_Q, ROLE_V,
                                ROLE_Q_BIAS, ROLE_V_BIAS);
     struct op_args a = args(OP_ATTENTION, layer);
     op_args_in(&a, emit_heads(l, layer, qkv, 0, heads, ROLE_Q_NORM, "q"));
@@ -242,7 +242,7 @@ static uint32_t emit_ffn(struct lowering *l, int32_t layer, uint32_t x)
     };
     enum model_act act = cfg(l)->act;
     bool gated = act_of[act].kind == OP_GLU;
-    x = emit_gather(l, layer, x);
+    x = lower_emit_gather(l, layer, x);
     uint32_t h = gated ? emit_linear(l, layer, x, ROLE_GATE, ROLE_UP, ROLE_GATE_BIAS,
                                      ROLE_UP_BIAS)
                        : emit_linear(l, layer, x, ROLE_UP, ROLE_UP, ROLE_UP_BIAS,
@@ -284,7 +284,7 @@ static uint32_t local_positions(struct lowering *l)
 }
 
 /* The first row of the vocabulary that is here, for ops that look tokens up in it. */
-static void vocab_attr(struct lowering *l, struct op_args *a, uint32_t row)
+void lower_vocab_attr(struct lowering *l, struct op_args *a, uint32_t row)
 {
     if (is_tensor_parallel(l))
         op_args_attr_i(a, ATTR_BEGIN, l->out->params[row].begin[0]);
@@ -298,7 +298,7 @@ static uint32_t emit_embedding(struct lowering *l)
     op_args_in(&a, l->out->tokens);
     if (cfg(l)->embed_scale != 1.0)
         op_args_attr_f(&a, ATTR_SCALE, cfg(l)->embed_scale);
-    vocab_attr(l, &a, lower_param_id(l, ROLE_EMBED, -1));
+    lower_vocab_attr(l, &a, lower_param_id(l, ROLE_EMBED, -1));
     uint32_t x = emit_scatter(l, -1, emit(l, &a));
     if (cfg(l)->position != POSITION_LEARNED)
         return x;
@@ -307,59 +307,6 @@ static uint32_t emit_embedding(struct lowering *l)
     op_args_in(&b, use_param(l, ROLE_POS_EMBED, -1));
     op_args_in(&b, local_positions(l));
     return emit_add(l, -1, x, emit(l, &b));
-}
-
-static uint32_t head_row(const struct lowering *l)
-{
-    return lower_param_id(l, cfg(l)->tied ? ROLE_EMBED : ROLE_HEAD, -1);
-}
-
-/* A tied head reads the embedding table as a weight of its own, with its own gradient. */
-static uint32_t head_weight(struct lowering *l)
-{
-    uint32_t row = head_row(l);
-    lower_zero_gather_row(l, row);
-    if (l->head_grad == NONE_ID)
-        return use(l, l->weight[row], l->out->params[row].grad, row);
-    struct prog_value v = l->p->values.data[l->weight[row]];
-    uint32_t w = program_value(l->p, v.storage, v.byte_offset, (enum dtype)v.dtype,
-                               v.ndim, v.dim, "head.weight");
-    memcpy(l->p->values.data[w].layout, v.layout, sizeof(v.layout));
-    return use(l, w, l->head_grad, row);
-}
-
-static uint32_t emit_xent(struct lowering *l, uint32_t logits)
-{
-    struct op_args x = args(OP_XENT, -1);
-    op_args_in(&x, logits);
-    op_args_in(&x, l->out->labels);
-    if (is_tensor_parallel(l)) {
-        struct op_args s = args(OP_XENT_STATS, -1);
-        op_args_in(&s, logits);
-        op_args_in(&s, l->out->labels);
-        vocab_attr(l, &s, head_row(l));
-        op_args_in(&x, emit_gather(l, -1, emit(l, &s)));
-        vocab_attr(l, &x, head_row(l));
-    }
-    return emit(l, &x);
-}
-
-static uint32_t emit_head(struct lowering *l, uint32_t x)
-{
-    struct op_args a = args(OP_LINEAR, -1);
-    op_args_in(&a, emit_gather(l, -1, emit_norm(l, -1, x, ROLE_FINAL_NORM)));
-    op_args_in(&a, head_weight(l));
-    if (l->o->compute == DT_BF16)
-        op_args_attr_i(&a, ATTR_OUT_DTYPE, DT_F32);
-    uint32_t logits = emit(l, &a);
-    if (cfg(l)->final_softcap > 0) {
-        struct op_args s = args(OP_SOFTCAP, -1);
-        op_args_in(&s, logits);
-        op_args_attr_f(&s, ATTR_CAP, cfg(l)->final_softcap);
-        logits = emit(l, &s);
-    }
-    lower_probe_activation(l, PROBE_LOGITS, -1, logits);
-    return emit_xent(l, logits);
 }
 
 uint32_t lower_forward(struct lowering *l, int32_t chunk, uint32_t x)
@@ -379,5 +326,7 @@ uint32_t lower_forward(struct lowering *l, int32_t chunk, uint32_t x)
         x = emit_sublayer(l, i, x, ROLE_FFN_NORM, ROLE_FFN_POST_NORM, emit_ffn);
         lower_probe_activation(l, PROBE_RESIDUAL, i, x);
     }
-    return lower_chunk_is_last(l, chunk) ? emit_head(l, x) : x;
+    if (!lower_chunk_is_last(l, chunk))
+        return x;
+    return lower_emit_gather(l, -1, emit_norm(l, -1, x, ROLE_FINAL_NORM));
 }

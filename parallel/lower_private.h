@@ -144,6 +144,10 @@ void lower_gather_bucket(struct lowering *l, const struct bucket *b, uint32_t ow
                          uint32_t storage, enum op_phase phase);
 uint32_t lower_owned_weights(struct lowering *l, const struct bucket *b);
 
+/* The phase of what happens to a unit's gradients in the backward pass: the head's are made
+ * with those of the loss, the others with the gradients of weights. */
+enum op_phase lower_unit_phase(const struct lowering *l, uint32_t unit);
+
 /* Whether a unit's gradients are complete when the backward pass leaves a layer; those of
  * tied embeddings only in the optimizer segment. */
 bool lower_unit_is_late(const struct lowering *l, uint32_t unit);
@@ -166,7 +170,7 @@ void lower_zero_declare_sums(struct lowering *l);
 void lower_zero_gather_row(struct lowering *l, uint32_t row);
 void lower_zero_gather_layer(struct lowering *l, int32_t layer);
 
-/* The same in a backward segment that is being differentiated: of the head, of a layer. */
+/* A layer's weights in a backward segment that is being differentiated. */
 void lower_zero_regather(struct lowering *l, struct diff *d, int32_t layer);
 
 /* Clears the passing gradients of a layer, or of the units at the head's (-1) end. */
@@ -178,8 +182,22 @@ void lower_zero_redirect(struct lowering *l);
 /* --------------------------------------------------------------- lower_forward.c */
 
 /* The forward pass of a chunk in the open segment. in: x of the stage before, or NONE_ID.
- * Returns the residual stream, or, of the last chunk, the loss f32[T]. */
+ * Returns the residual stream, or, of the last chunk, what the head reads: normalised, of
+ * all tokens. */
 uint32_t lower_forward(struct lowering *l, int32_t chunk, uint32_t x);
+
+/* ------------------------------------------------------------------ lower_loss.c */
+
+/* The head and the loss in the open segment. in: x c[T,H] as lower_forward leaves it.
+ * With `trains` the gradients of the head follow those of its logits at once, chunk of
+ * tokens by chunk, so that no logits are kept; returns the gradient of x (or NONE_ID). */
+uint32_t lower_loss(struct lowering *l, uint32_t x, bool trains);
+
+/* Shared with it: registers a weight that the forward pass reads (row: its first row);
+ * a communication op that the tensor group's ranks gather rows by. */
+uint32_t lower_use(struct lowering *l, uint32_t weight, uint32_t grad, uint32_t row);
+uint32_t lower_emit_gather(struct lowering *l, int32_t layer, uint32_t x);
+void lower_vocab_attr(struct lowering *l, struct op_args *a, uint32_t row);
 
 /* -------------------------------------------------------------- lower_monitor.c */
 

@@ -147,10 +147,7 @@ void lower_zero_regather(struct lowering *l, struct diff *d, int32_t layer)
 {
     for (uint32_t u = 0; u < l->units.n; u++) {
         const struct unit *unit = &l->units.data[u];
-        enum param_role role = l->m->params[unit->first].role;
-        bool head = role == ROLE_HEAD || (role == ROLE_EMBED && l->m->config.tied);
-        if (unit->layer != layer || (layer < 0 && !head) ||
-            !lower_unit_gathers(l, unit))
+        if (unit->layer != layer || !lower_unit_gathers(l, unit))
             continue;
         uint32_t storage = gather_unit(l, u, PHASE_DGRAD);
         for (uint32_t i = 0; i < l->weights.n; i++)
@@ -187,7 +184,7 @@ void lower_zero_clear(struct lowering *l, int32_t layer, bool front)
         for (uint32_t i = unit.first; i < l->m->n_params; i++) {
             if (!l->local[i].here || l->local[i].unit != u)
                 continue;
-            struct op_args a = op_args_init(OP_ZERO, PHASE_WGRAD, layer);
+            struct op_args a = op_args_init(OP_ZERO, lower_unit_phase(l, u), layer);
             a.out[0] = l->out->params[i].grad;
             program_op(l->p, &a);
         }

@@ -257,15 +257,15 @@ static void net_build(struct net *n, const struct grad_case *c)
     l.out[0] = n->loss;
     program_op(&n->p, &l);
     uint32_t forward = program_segment_end(&n->p);
-    struct diff_options o = {.segment = forward,
-                             .name = "backward",
-                             .output = &n->loss,
-                             .seed = &n->seed,
-                             .n_outputs = 1,
-                             .weight = n->weight,
-                             .grad = n->grad,
-                             .n_weights = n->n_weights,
-                             .input = NONE_ID};
+    struct diff_options o = diff_options_init();
+    o.segment = forward;
+    o.name = "backward";
+    o.output = &n->loss;
+    o.seed = &n->seed;
+    o.n_outputs = 1;
+    o.weight = n->weight;
+    o.grad = n->grad;
+    o.n_weights = n->n_weights;
     uint32_t backward = differentiate(&n->p, &o);
     program_call(&n->p, CALL_STEP, forward, 0, 0);
     program_call(&n->p, CALL_STEP, backward, 0, 0);
