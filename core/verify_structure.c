@@ -425,15 +425,20 @@ static enum status check_op_layouts(const struct program *p, uint32_t id,
     return ST_OK;
 }
 
-/* A reduce-scatter may leave its part of the sum where the part was. */
+/* A reduce-scatter may leave its part of the sum where the part was, an all-gather may find
+ * its part where it goes. */
 static bool is_own_part(const struct program *p, const struct prog_op *op, uint32_t in,
                         uint32_t out)
 {
-    const struct prog_value *x = &p->values.data[in], *y = &p->values.data[out];
-    int64_t row = value_row_elems(x) * (int64_t)dtype_bytes((enum dtype)x->dtype);
-    int64_t begin = op_cut(p, op, x->dim[0], op_attr_i(p, op, ATTR_MEMBER, 0));
-    return op->kind == OP_REDUCE_SCATTER && op->n_in == 1 && x->dtype == y->dtype &&
-           x->storage == y->storage && y->byte_offset == x->byte_offset + begin * row;
+    bool gather = op->kind == OP_ALL_GATHER;
+    const struct prog_value *whole = &p->values.data[gather ? out : in];
+    const struct prog_value *part = &p->values.data[gather ? in : out];
+    int64_t row =
+            value_row_elems(whole) * (int64_t)dtype_bytes((enum dtype)whole->dtype);
+    int64_t begin = op_cut(p, op, whole->dim[0], op_attr_i(p, op, ATTR_MEMBER, 0));
+    return (gather || op->kind == OP_REDUCE_SCATTER) && op->n_in == 1 &&
+           whole->dtype == part->dtype && whole->storage == part->storage &&
+           part->byte_offset == whole->byte_offset + begin * row;
 }
 
 /* An output may have the bytes of the one input that the op's row names, all of them;
