@@ -8,12 +8,14 @@
 #   make check-sanitize  the tests under address, undefined and thread sanitizers
 #   make check-unit      the unit tests (V=asan: under that variant; T='pool reader': these)
 #   make check-cli       the command-line tests (T=pretrain: that file)
+#   make check-alloc     runs in which an allocation fails (A=every: each of them)
 #   make check-fuzz      the fuzz targets (FUZZ_SECONDS=3 for each; T='yaml json': these)
 #   make check-layers check-headers check-style check-format check-man check-build
 #   make deps            installs the Debian packages that building and testing need
 #   make man-options     writes the options of the program into angel-config(5)
 #   make fuzz-seeds      writes the seeds of the fuzz targets that are not text
-#   make install         binary, manual and presets to PREFIX (/usr/local); also uninstall
+#   make completion      writes configs/completion from the options of the program
+#   make install         binary, manual, completion and presets to PREFIX (/usr/local); also uninstall
 #   make clean           removes build/ and ./angel
 #   make help            these lines
 #
@@ -125,6 +127,11 @@ $(UNIT) $(TOOLS): $(B)/%: $(B)/%.o $(B)/libtest.a $(B)/libangel.a
 	$(SAY) LD $@
 	$(Q)$(LINK) $^ $(LDLIBS) -lcmocka -o $@
 
+# Loaded before a program, makes an allocation fail.
+$(B)/fail_alloc.so: tests/preload/fail_alloc.c $(B)/flags
+	$(SAY) CC $<
+	$(Q)$(CC) $(CFLAGS) -fPIC -shared $< -o $@
+
 # What the fuzz targets read: no kernels.
 FUZZ_OBJ := $(filter $(B)/core/% $(B)/io/%,$(OBJ)) $(B)/tests/fuzz/fuzz.o \
     $(patsubst %,$(B)/cmd/%.o,load_config progress report_html report_read svg_chart)
@@ -164,7 +171,7 @@ OPTIONS         = $(OPTIONS_$(V)) RUN_UNDER='$(RUN_UNDER_$(V))'
 
 check:
 	$(PARTS) deps check-build check-layers check-headers check-style check-format \
-	    check-man check-unit check-cli check-fuzz
+	    check-man check-unit check-cli check-alloc check-fuzz
 
 check-fast:
 	$(PARTS) check-build check-unit check-cli
@@ -203,6 +210,10 @@ check-unit:
 check-cli: $(B)/angel
 	@ANGEL=$(CURDIR)/$(B)/angel tests/tool/run-tests.sh $(B)/log $(pick_bats)
 
+# `A=every` lets each allocation fail.
+check-alloc: $(B)/angel $(B)/fail_alloc.so $(UNIT)
+	@tests/tool/check-alloc.sh $(B) $(A)
+
 check-fuzz:
 	+@MAKE='$(MAKE)' FUZZ_CC='$(FUZZ_CC)' tests/tool/check-fuzz.sh $(T)
 
@@ -229,18 +240,30 @@ fuzz-seeds: $(B)/tests/tool/fuzz_seeds
 man-options: angel
 	tests/tool/man-options.sh ./angel
 
+# Completion for shells, from the program's tables.
+completion: angel
+	@mkdir -p configs/completion
+	./angel help --completion bash >configs/completion/angel.bash
+	./angel help --completion zsh >configs/completion/_angel
+
 CONFIGS := $(sort $(wildcard configs/*/*.yaml))
 
 install: angel
 	install -D -m 755 angel $(DESTDIR)$(PREFIX)/bin/angel
 	set -e; for f in $(CONFIGS); do \
 	    install -D -m 644 $$f $(DESTDIR)$(DATADIR)/$$f; done
+	install -D -m 644 configs/completion/angel.bash \
+	    $(DESTDIR)$(PREFIX)/share/bash-completion/completions/angel
+	install -D -m 644 configs/completion/_angel \
+	    $(DESTDIR)$(PREFIX)/share/zsh/site-functions/_angel
 	set -e; for f in $(notdir $(PAGES)); do \
 	    install -D -m 644 man/$$f $(DESTDIR)$(MANDIR)/man$${f##*.}/$$f; done
 
 uninstall:
 	rm -f $(DESTDIR)$(PREFIX)/bin/angel
 	rm -rf $(DESTDIR)$(DATADIR)
+	rm -f $(DESTDIR)$(PREFIX)/share/bash-completion/completions/angel \
+	    $(DESTDIR)$(PREFIX)/share/zsh/site-functions/_angel
 	for f in $(notdir $(PAGES)); do rm -f $(DESTDIR)$(MANDIR)/man$${f##*.}/$$f; done
 
 clean:
@@ -255,6 +278,6 @@ help:
 
 FORCE:
 .PHONY: all FORCE check check-fast check-sanitize check-build check-layers check-style \
-    check-format check-man check-headers check-unit check-cli check-fuzz check-asan \
-    check-tsan deps demo fuzz-seeds man-options install uninstall clean help
+    check-format check-man check-headers check-unit check-cli check-alloc check-fuzz check-asan \
+    check-tsan deps demo fuzz-seeds completion man-options install uninstall clean help
 .SECONDARY:
