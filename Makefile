@@ -170,7 +170,7 @@ OPTIONS_tsan   := TSAN_OPTIONS=halt_on_error=1:second_deadlock_stack=1
 OPTIONS         = $(OPTIONS_$(V)) RUN_UNDER='$(RUN_UNDER_$(V))'
 
 check:
-	$(PARTS) deps check-build check-layers check-headers check-style check-format \
+	$(PARTS) deps-check check-build check-layers check-headers check-style check-format \
 	    check-man check-unit check-cli check-alloc check-fuzz
 
 check-fast:
@@ -228,6 +228,10 @@ check-tsan:
 deps:
 	@tests/tool/install-deps.sh
 
+# Also what single checks are skipped without.
+deps-check:
+	@tests/tool/install-deps.sh optional
+
 demo:
 	+@$(MAKE) --no-print-directory deps
 	+@$(MAKE) --no-print-directory angel
@@ -278,6 +282,7 @@ help:
 
 FORCE:
 .PHONY: all FORCE check check-fast check-sanitize check-build check-layers check-style \
-    check-format check-man check-headers check-unit check-cli check-alloc check-fuzz check-asan \
-    check-tsan deps demo fuzz-seeds completion man-options install uninstall clean help
+    check-format check-man check-headers check-unit check-cli check-alloc check-fuzz \
+    check-asan check-tsan deps deps-check demo fuzz-seeds completion man-options install uninstall \
+    clean help
 .SECONDARY:
