@@ -153,8 +153,10 @@ BATS   := $(sort $(wildcard tests/cli/*.bats) $(wildcard tests/tool/*.bats))
 PAGES  := $(sort $(wildcard man/*.[1-9]))
 FORMAT := $(SRC) $(HEADER) $(sort $(wildcard tests/*/*.c))
 
-# The tests that use threads, for the thread sanitizer.
-TSAN   := pool reader data gemm attn compare cpu kernel shard grad monitor
+# The tests that use threads, for the thread sanitizer, but the longest: t_run_killed,
+# t_run_damage and t_gold run what others here do.
+TSAN   := pool reader data gemm attn compare cpu kernel shard grad monitor equal ckpt \
+    run_guard run_disk run_resume run_signals
 
 # `T=...` picks: the unit tests t_<word>*, the bats files <word>.
 T      :=
