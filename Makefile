@@ -126,7 +126,7 @@ PAGES  := $(sort $(wildcard man/*.[1-9]))
 FORMAT := $(SRC) $(HEADER) $(sort $(wildcard tests/*/*.c))
 
 # The tests that use threads, for the thread sanitizer.
-TSAN   := pool comm reader data gemm attn compare cpu kernel shard grad monitor
+TSAN   := pool comm reader data gemm attn compare cpu kernel shard grad monitor streams
 
 # `T=...` picks: the unit tests t_<word>*, the bats files <word>.
 T      :=
