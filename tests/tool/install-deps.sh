@@ -12,6 +12,7 @@ packages='
     gcc libc6-dev make binutils
     libyaml-dev libzstd-dev libxxhash-dev
     libcmocka-dev bats jq zstd mandoc
+    openmpi-bin
 '
 optional=
 [ "${1:-}" != optional ] || optional='clang libclang-rt-14-dev zsh'
