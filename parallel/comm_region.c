@@ -136,6 +136,13 @@ enum status region_map(int pid, int fd, struct region_head **head, int *own_fd,
                     "cannot map the memory that process %d shares (%s)", pid, path);
 }
 
+void region_drop(struct region_head *head, int fd)
+{
+    munmap(head, head->bytes);
+    if (fd >= 0)
+        close(fd);
+}
+
 void region_join(struct region *r, struct region_head *head, int fd, int me)
 {
     ASSERT(me >= 0 && me < head->n_ranks);
@@ -251,6 +258,8 @@ void region_stop(struct region *r, int world_rank, const char *why)
     h->stop_rank = world_rank;
     snprintf(h->stop_text, sizeof(h->stop_text), "%s", why);
     atomic_store(&h->stop, 2);
+    if (r->on_stop)
+        r->on_stop(r->hook_arg);
 }
 
 bool region_is_stopped(const struct region *r)
@@ -300,8 +309,7 @@ static bool process_died(const struct region *r, int place)
     return pid > 0 && kill(pid, 0) != 0 && errno == ESRCH;
 }
 
-/* The place of a rank whose process ended without leaving, or -1. */
-static int find_dead(const struct region *r)
+int region_find_dead(const struct region *r)
 {
     struct region_head *h = r->head;
     for (int i = 0; r->pidfd && i < h->n_ranks; i++)
@@ -375,7 +383,7 @@ enum wait_end region_wait(struct region *r, struct region_word *word, unsigned t
         if (has_reached(word, target))
             return WAIT_REACHED;
         if (r->poll)
-            r->poll(r->poll_arg);
+            r->poll(r->hook_arg);
         if (region_is_stopped(r))
             return WAIT_STOPPED;
         int64_t now = region_now_ns();
@@ -384,7 +392,7 @@ enum wait_end region_wait(struct region *r, struct region_word *word, unsigned t
         if (now - checked < DEATH_NS)
             continue;
         checked = now;
-        if ((*died = find_dead(r)) >= 0 && !has_reached(word, target))
+        if ((*died = region_find_dead(r)) >= 0 && !has_reached(word, target))
             return WAIT_DIED;
         if ((*died = find_left(r, needed, arg)) >= 0 && !has_reached(word, target))
             return WAIT_LEFT;

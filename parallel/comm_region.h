@@ -75,9 +75,11 @@ struct region {
     int *pidfd;                 /* [n_ranks] of processes, -1 where there is none */
     struct region_range *freed; /* address ranges to use again */
     int n_freed, cap_freed;
-    /* Called between slices of a wait, for what else may end it; may be NULL. */
+    /* Of a world across hosts; NULL without. poll: called between slices of a wait, for
+     * what else may end it; on_stop: by the rank that was the first to give up. */
     void (*poll)(void *arg);
-    void *poll_arg;
+    void (*on_stop)(void *arg);
+    void *hook_arg;
 };
 
 /* Makes the region of n ranks with the given world ranks and joins none of them. out:
@@ -91,6 +93,9 @@ MUST_CHECK enum status region_create(int n_ranks, const int *world_rank, bool sh
  * be reached. */
 MUST_CHECK enum status region_map(int pid, int fd, struct region_head **head,
                                   int *own_fd, struct diag *diag);
+
+/* Unmaps what was created or mapped and not joined. */
+void region_drop(struct region_head *head, int fd);
 
 /* Takes place `me`. ownership: *r holds the mapping and the fd until region_leave. */
 void region_join(struct region *r, struct region_head *head, int fd, int me);
@@ -143,6 +148,9 @@ static inline bool region_reached(unsigned value, unsigned target)
 {
     return (int)(value - target) >= 0;
 }
+
+/* The place of a rank whose process ended without leaving, or -1. */
+int region_find_dead(const struct region *r);
 
 /* Wakes all sleepers of the word, if any. Call after the word has grown (seq_cst). */
 void region_wake(struct region *r, struct region_word *word);

@@ -90,7 +90,7 @@ static enum status find_group(struct shm_world *w, const int *members, const cha
         }
         int died, place = members[0];
         enum wait_end end = region_wait(r, &first->entries_posted, n + 1,
-                                        w->base.deadline_s, is_place, &place, &died);
+                                        *w->deadline_s, is_place, &place, &died);
         if (end == WAIT_REACHED)
             continue;
         char why[STOP_TEXT_BYTES + 64];
@@ -248,7 +248,7 @@ enum status shm_fail(struct shm_comm *c, const struct call *call, enum wait_end 
         char what[96];
         if (end == WAIT_DEADLINE)
             snprintf(what, sizeof(what), "did not arrive within %g s",
-                     c->world->base.deadline_s);
+                     *c->world->deadline_s);
         else if (end == WAIT_LEFT)
             snprintf(what, sizeof(what), "did not arrive: rank %d left",
                      r->head->rank[died].world_rank);
@@ -338,6 +338,7 @@ static struct shm_world *join_world(struct region_head *head, int fd, int place)
     region_join(&w->region, head, fd, place);
     w->base = (struct comm_world){
             .ops = &shm_world_ops, .rank = place, .size = head->n_ranks};
+    w->deadline_s = &w->base.deadline_s;
     return w;
 }
 
@@ -388,4 +389,10 @@ struct region *comm_shm_region(struct comm_world *world)
 {
     ASSERT(world->ops == &shm_world_ops);
     return &((struct shm_world *)world)->region;
+}
+
+void comm_shm_follow_deadline(struct comm_world *world, const double *deadline_s)
+{
+    ASSERT(world->ops == &shm_world_ops);
+    ((struct shm_world *)world)->deadline_s = deadline_s;
 }

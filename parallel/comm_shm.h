@@ -31,4 +31,7 @@ MUST_CHECK enum status comm_shm_join(struct region_head *head, int fd, int place
 /* The rank's end of the region. */
 struct region *comm_shm_region(struct comm_world *world);
 
+/* Makes its waits follow the deadline of the world that it is part of. */
+void comm_shm_follow_deadline(struct comm_world *world, const double *deadline_s);
+
 #endif

@@ -60,7 +60,7 @@ static enum status meet(struct shm_comm *c, const struct call *call, struct diag
         return ST_OK;
     }
     int died = -1;
-    enum wait_end end = region_wait(r, meeting, target, c->world->base.deadline_s,
+    enum wait_end end = region_wait(r, meeting, target, *c->world->deadline_s,
                                     is_missing, c, &died);
     return end == WAIT_REACHED ? ST_OK : shm_fail(c, call, end, died, -1, diag);
 }

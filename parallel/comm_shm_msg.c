@@ -41,7 +41,7 @@ static enum status wait_word(struct message *m, struct region_word *word,
     struct shm_comm *c = m->c;
     int died = -1;
     enum wait_end end = region_wait(&c->world->region, word, target,
-                                    c->world->base.deadline_s, is_peer, m, &died);
+                                    *c->world->deadline_s, is_peer, m, &died);
     return end == WAIT_REACHED ? ST_OK
                                : shm_fail(c, &m->call, end, died, m->peer, diag);
 }

@@ -71,6 +71,7 @@ struct shm_layout {
 struct shm_world {
     struct comm_world base;
     struct region region;
+    const double *deadline_s; /* of this world, or of the one that it is part of */
     VEC(struct region_entry) opened; /* how often each list of members was opened */
 };
 

@@ -1,6 +1,8 @@
 /* Latency and bandwidth of the communicators over sizes. Ranks are threads, processes of
- * this host (forked), or, under mpirun, its processes.
- * usage: bench_comm [threads|processes|private [ranks [part of a call's name]]] */
+ * this host (forked; private: with buffers that others cannot read), or, under mpirun, its
+ * processes (mpi; hosts: each as a host of its own).
+ * usage: bench_comm [threads|processes|private|mpi|hosts [ranks [part of a call's name]]]
+ */
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -10,6 +12,7 @@
 #include <unistd.h>
 
 #include "core/arena.h"
+#include "parallel/comm_mpi.h"
 #include "parallel/comm_shm.h"
 
 #define RANKS_MAX 64
@@ -206,6 +209,17 @@ static int on_processes(int n, bool shared, const char *part)
     return 0;
 }
 
+static int under_mpirun(bool hosts, const char *part)
+{
+    struct comm_world *w;
+    struct diag diag = {0};
+    struct comm_open_options o = {.deadline_s = 60, .ranks_per_host = hosts};
+    need(comm_world_open(&o, &w, &diag), &diag);
+    run(w, true, part);
+    w->ops->close(w);
+    return 0;
+}
+
 int main(int argc, char **argv)
 {
     const char *how = argc > 1 ? argv[1] : "threads";
@@ -216,5 +230,7 @@ int main(int argc, char **argv)
     setvbuf(stdout, NULL, _IOLBF, 0);
     if (strcmp(how, "threads") == 0)
         return on_threads(n, part);
+    if (strcmp(how, "mpi") == 0 || strcmp(how, "hosts") == 0)
+        return under_mpirun(strcmp(how, "hosts") == 0, part);
     return on_processes(n, strcmp(how, "private") != 0, part);
 }

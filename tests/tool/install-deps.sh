@@ -7,6 +7,7 @@ packages='
     gcc libc6-dev make binutils
     libyaml-dev libzstd-dev libxxhash-dev
     libcmocka-dev bats jq zstd mandoc
+    openmpi-bin
 '
 
 list() { # one name a space
