@@ -12,8 +12,8 @@
 #include "parallel/verify_ranks.h"
 
 enum {
-    STREAM_COMPUTE,
-    STREAM_DATA,
+    TEST_COMPUTE,
+    TEST_DATA,
     STREAM_FORWARD_SEND,
     STREAM_FORWARD_RECV,
     STREAM_BACKWARD_SEND,
@@ -452,14 +452,14 @@ static void walk_call(struct job *j, int rank, const struct schedule *s,
             event(COMM_RECV, pipe + back, recv, (int)(forward ? before : after),
                   100 + item->micro_batch));
         rank_events_signal(r, (uint32_t)recv, signal_id(SIGNAL_GOT + back, item));
-        rank_events_wait(r, STREAM_COMPUTE, signal_id(SIGNAL_GOT + back, item));
+        rank_events_wait(r, TEST_COMPUTE, signal_id(SIGNAL_GOT + back, item));
     }
     if (gives)
-        rank_events_wait(r, STREAM_COMPUTE, signal_id(SIGNAL_SENT + back, item));
-    add(j, rank, event(COMM_ALL_REDUCE, tensor, STREAM_COMPUTE, -1, 16 + item->part));
-    rank_events_signal(r, STREAM_COMPUTE, signal_id(SIGNAL_USED + back, item));
+        rank_events_wait(r, TEST_COMPUTE, signal_id(SIGNAL_SENT + back, item));
+    add(j, rank, event(COMM_ALL_REDUCE, tensor, TEST_COMPUTE, -1, 16 + item->part));
+    rank_events_signal(r, TEST_COMPUTE, signal_id(SIGNAL_USED + back, item));
     if (gives) {
-        rank_events_signal(r, STREAM_COMPUTE, signal_id(SIGNAL_MADE + back, item));
+        rank_events_signal(r, TEST_COMPUTE, signal_id(SIGNAL_MADE + back, item));
         rank_events_wait(r, (uint32_t)send, signal_id(SIGNAL_MADE + back, item));
         add(j, rank,
             event(COMM_SEND, pipe + back, send, (int)(forward ? after : before),
@@ -509,10 +509,10 @@ static void job_layout(struct job *j, enum schedule_kind kind, int t, int n, int
             fail_msg("%s", d.text);
         for (uint32_t i = 0; i < s.items.n; i++)
             walk_call(j, rank, &s, &s.items.data[i], tensor, pipe);
-        rank_events_signal(&j->ranks[rank], STREAM_COMPUTE, SIGNAL_END);
-        rank_events_wait(&j->ranks[rank], STREAM_DATA, SIGNAL_END);
-        add(j, rank, event(COMM_REDUCE_SCATTER, data, STREAM_DATA, -1, 4096));
-        add(j, rank, event(COMM_ALL_GATHER, data, STREAM_DATA, -1, 4096));
+        rank_events_signal(&j->ranks[rank], TEST_COMPUTE, SIGNAL_END);
+        rank_events_wait(&j->ranks[rank], TEST_DATA, SIGNAL_END);
+        add(j, rank, event(COMM_REDUCE_SCATTER, data, TEST_DATA, -1, 4096));
+        add(j, rank, event(COMM_ALL_GATHER, data, TEST_DATA, -1, 4096));
         schedule_free(&s);
     }
 }
