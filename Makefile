@@ -104,7 +104,7 @@ $(B)/flags $(B)/prefix: FORCE
 isa = $(ISA_$(lastword $(subst _, ,$(basename $(notdir $(1))))))
 
 # Definitions of single files. The compiler puts its own version into the build text.
-DEFINE_cmd/main := -DANGEL_VERSION='"$(VERSION)"' \
+DEFINE_cmd/build_text := -DANGEL_VERSION='"$(VERSION)"' \
     -DANGEL_BUILD='"$(V): $(CC) " __VERSION__ " -std=c11 $(FLAGS_$(V))"'
 DEFINE_cmd/load_config := -DANGEL_DATADIR='"$(DATADIR)"'
 $(B)/cmd/load_config.o: $(B)/prefix

@@ -37,6 +37,7 @@ struct cmd_args {
     const char *report;     /* the folder of a run to report on; NULL where not given */
     const char *tolerance;  /* ckpt diff: a number; NULL where not given */
     const char *keep;       /* ckpt prune: a number; NULL where not given */
+    const char *threads_ranks;     /* a number of ranks; NULL where not given */
     struct cmd_list allow_changes; /* --allow-change KEY */
     struct arena arena;
 };
@@ -76,6 +77,9 @@ bool cmd_args_option(const struct cmd *command, size_t i, struct cmd_option *out
 
 /* Options of a command (NULL: those of all), as lines of help. */
 void cmd_args_print_help(const struct cmd *command, struct str *out);
+
+/* Version and build of this program: what all ranks of a job must have alike. */
+const char *cmd_build_text(void);
 
 /* Prints the diagnostic as every error is printed; returns the exit code. */
 int cmd_fail(enum status st, const struct diag *diag);

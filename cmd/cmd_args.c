@@ -61,7 +61,8 @@ static const struct option options[] = {
          false},
         {"--allow-change", SCOPE_RUN, FLAG(allow_changes), "KEY",
          "resume although KEY changed the run's mathematics", NULL, true},
-        {"--threads-ranks", SCOPE_RUN, 0, "N", NULL, "this build trains on one rank",
+        {"--threads-ranks", SCOPE_RUN, FLAG(threads_ranks), "N",
+         "N ranks as threads of this process (parallel in angel-config(5))", NULL,
          false},
 };
 

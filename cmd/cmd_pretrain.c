@@ -2,18 +2,16 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "cmd/load_config.h"
 #include "cmd/report_html.h"
 #include "cmd/run.h"
-#include "cmd/signals.h"
 #include "core/dump.h"
 #include "core/log.h"
 #include "core/opt.h"
 #include "core/vec.h"
 #include "io/file.h"
 
-/* Prints what was asked for instead of training. True when that was all. */
-static bool print_only(const struct run *r, const struct cmd_args *args,
+/* Prints what was asked for instead of training. */
+static void print_only(const struct run *r, const struct cmd_args *args,
                        struct str *out)
 {
     const struct program *p = &run_main_program(r)->low.program;
@@ -25,7 +23,6 @@ static bool print_only(const struct run *r, const struct cmd_args *args,
     }
     if (args->dry_run)
         run_print_dry_run(r, args->json, out);
-    return args->dump_program || args->dry_run;
 }
 
 /* A dry run does not open the data, but says what is not there. */
@@ -61,16 +58,30 @@ static enum status dry_run_fit(const struct run *r, struct diag *diag)
 static enum status train(struct run *r, struct diag *diag)
 {
     TRY(run_open(r, diag));
-    run_print_banner(r);
+    if (run_is_first(r))
+        run_print_banner(r);
     if (r->at.step >= r->config->train.steps)
         log_info("nothing to do: step %lld of %lld is done", (long long)r->at.step,
                  (long long)r->config->train.steps);
     return run_train(r, diag);
 }
 
-static enum status pretrain(struct config *config, struct cmd_args *args,
-                            const struct run_hooks *hooks, struct str *out,
-                            struct diag *diag)
+/* What there is to print instead of training, on the first rank. out: *done, that was
+ * all. */
+static enum status print_instead(struct run *r, struct str *out, bool *done,
+                                 struct diag *diag)
+{
+    *done = r->args->dump_program || r->args->dry_run;
+    if (!*done)
+        return ST_OK;
+    if (run_is_first(r))
+        print_only(r, r->args, out);
+    return r->args->dry_run ? run_agree(r, dry_run_fit(r, diag), diag) : ST_OK;
+}
+
+enum status run_rank(struct config *config, struct cmd_args *args,
+                     const struct run_hooks *hooks, struct comm_world *world,
+                     struct str *out, bool *agreed, struct diag *diag)
 {
     struct run r = {.config = config,
                     .args = args,
@@ -78,18 +89,21 @@ static enum status pretrain(struct config *config, struct cmd_args *args,
                     .start_s = run_now_s(),
                     .last_loss = (double)NAN,
                     .last_eval_loss = (double)NAN};
-    if (!args->dry_run && !args->dump_program)
-        signals_install();
-    enum status st = run_plan(&r, diag);
-    if (st == ST_OK && print_only(&r, args, out)) {
-        if (args->dry_run)
-            st = dry_run_fit(&r, diag);
-    } else if (st == ST_OK) {
+    bool done = false;
+    enum status st = run_ranks_open(&r, world, diag);
+    if (st == ST_OK)
+        st = run_plan(&r, diag);
+    if (st == ST_OK)
+        st = print_instead(&r, out, &done, diag);
+    if (st == ST_OK && !done) {
         st = train(&r, diag);
         bool told = r.train_tokens > 0 && !args->quiet;
-        if (st == ST_OK && (args->json || told))
+        if (st == ST_OK && (args->json || told) && run_is_first(&r))
             run_print_summary(&r, args->json, out);
     }
+    if (st != ST_OK && !r.ranks.agreed && world)
+        world->ops->give_up(world, diag->text);
+    *agreed = r.ranks.agreed || r.ranks.size == 1;
     run_close(&r);
     return st;
 }
@@ -120,22 +134,11 @@ static enum status check_allowed_keys(const struct cmd_args *args, struct diag *
 
 int run_pretrain(struct cmd_args *args, const struct run_hooks *hooks)
 {
-    struct config config = {0};
     struct diag diag = {0};
-    struct str text = {0};
     if (args->report)
         return report_html_command(args);
     enum status st = check_allowed_keys(args, &diag);
-    if (st == ST_OK)
-        st = load_config_args(&config, args, &diag);
-    if (st == ST_OK && args->print_config)
-        config_print(&config, &text);
-    else if (st == ST_OK)
-        st = pretrain(&config, args, hooks, &text, &diag);
-    fputs(str_get(&text), stdout);
-    str_free(&text);
-    config_free(&config);
-    return st == ST_OK ? 0 : cmd_fail(st, &diag);
+    return st == ST_OK ? run_launch(args, hooks) : cmd_fail(st, &diag);
 }
 
 int cmd_pretrain(struct cmd_args *args)

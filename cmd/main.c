@@ -7,10 +7,6 @@
 #include "cmd/cmd.h"
 #include "core/log.h"
 
-#ifndef ANGEL_VERSION
-#error "the makefile says which version this is"
-#endif
-
 static int run(struct cmd_args *args)
 {
     struct str text = {0};
@@ -19,7 +15,7 @@ static int run(struct cmd_args *args)
     if (args->verbose)
         log_set_level(LOG_DEBUG);
     if (args->version)
-        str_add(&text, "angel " ANGEL_VERSION "\nbuild " ANGEL_BUILD "\n");
+        str_add(&text, cmd_build_text());
     else if (args->help && args->command)
         cmd_print_command_help(args->command, &text);
     else if (args->help || !args->command)

@@ -1,6 +1,8 @@
 /* A training run: what `angel pretrain` sets up, does step by step, and leaves behind.
  *
- *   run_plan.c    model, programs, memory: everything that is known before launch
+ *   run_launch.c  the ranks: of a launcher, or threads of this process
+ *   run_ranks.c   what they tell each other beside the programs
+ *   run_plan.c    model, layout, programs, memory: everything that is known before launch
  *   run_state.c   parameters and position: initial values, checkpoints, resume
  *   run_guard.c   updates that are left out: not finite, or spikes
  *   run_loop.c    steps, evaluation, stopping
@@ -12,13 +14,14 @@
 
 #include "cmd/cmd.h"
 #include "cmd/run_guard.h"
+#include "cmd/run_ranks.h"
 #include "core/config.h"
 #include "core/exec.h"
 #include "io/ckpt.h"
 #include "io/metrics.h"
 #include "io/reader.h"
 #include "memory/pack.h"
-#include "parallel/lower.h"
+#include "parallel/layout.h"
 
 /* Batches in the reader's ring: one in use, two read ahead. */
 #define RUN_READER_SLOTS 3
@@ -47,6 +50,12 @@ struct run_ahead {
     int64_t tokens;
 };
 
+/* What a rank holds, for tables of all ranks. */
+struct run_sheet {
+    int64_t arena_bytes, scratch_bytes, reader_bytes;
+    int64_t class_bytes[SC_COUNT]; /* at the peak */
+};
+
 struct run;
 
 /* What a test looks at and meddles with; NULL members, and no hooks at all, in a run. */
@@ -59,9 +68,13 @@ struct run_hooks {
 };
 
 struct run {
-    struct config *config; /* borrowed; resolved */
+    struct config *config; /* borrowed; resolved, and settled by run_plan */
     const struct cmd_args *args;
     const struct run_hooks *hooks; /* NULL but in tests */
+    struct run_ranks ranks;
+    struct layout layout;
+    struct lower_layout place; /* of this rank */
+    struct run_sheet *sheets;  /* [ranks.size] */
     struct model model;
     int64_t n_params;
     int64_t micro_batch;
@@ -99,6 +112,7 @@ struct run {
     bool evaluated;   /* last_eval_loss is set */
     bool save_failed; /* the last save did not work: said once, retried at the next */
     bool eval_unfinished; /* a stop cut the last evaluation short */
+    int stop_signal;      /* that all ranks stop by; 0: none */
     const char *resumed_from;
     struct arena arena;
 };
@@ -106,9 +120,9 @@ struct run {
 /* Monotonic seconds. */
 double run_now_s(void);
 
-/* Lowers, verifies and packs the programs; settles micro_batch and activations where they
- * are `auto`. Nothing is allocated but tables. errors: ST_CONFIG; ST_NO_FIT only from
- * run_check_fit. */
+/* Settles the layout for the ranks that there are, micro_batch and activations where they
+ * are `auto`; lowers, verifies and packs the programs of this rank. Nothing is allocated
+ * but tables. errors: ST_CONFIG; ST_NO_FIT only from run_check_fit. */
 MUST_CHECK enum status run_plan(struct run *r, struct diag *diag);
 
 /* errors: ST_NO_FIT with the shortfall and what would make it fit. */
@@ -116,6 +130,9 @@ MUST_CHECK enum status run_check_fit(const struct run *r, struct diag *diag);
 
 /* Bytes outside the arenas. */
 int64_t run_reader_bytes(const struct run *r);
+
+/* The sheet of the rank that holds most. */
+const struct run_sheet *run_largest_sheet(const struct run *r, int *rank);
 
 /* The program of the next step: of its global batch, with probes where monitors are due. */
 struct run_program *run_program_next(struct run *r);
@@ -150,6 +167,17 @@ MUST_CHECK enum status run_state_begin(struct run *r, struct diag *diag);
 /* All of `angel pretrain`: reads the configuration, trains, prints. in: hooks, NULL but in
  * tests. Returns the process's exit code. */
 int run_pretrain(struct cmd_args *args, const struct run_hooks *hooks);
+
+/* One attempt of one rank: plans, trains, prints what the first rank has to say into *out.
+ * in: world, or NULL for one rank alone; config, this rank's own. out: *agreed, whether
+ * all ranks know the error. */
+MUST_CHECK enum status run_rank(struct config *config, struct cmd_args *args,
+                                const struct run_hooks *hooks, struct comm_world *world,
+                                struct str *out, bool *agreed, struct diag *diag);
+
+/* Starts the ranks that the command line or the launcher ask for, and prints what ended
+ * them. Returns the process's exit code. */
+int run_launch(struct cmd_args *args, const struct run_hooks *hooks);
 
 /* The micro-batch of the checkpoint that the run will go on from; 0 when there is none
  * that tells. `auto` keeps to it: another one would change the order of sums. */

@@ -22,6 +22,7 @@ static enum status open_memory(struct run *r, struct diag *diag)
     TRY(exec_memory_create(r->backend, r->train[0].low.program.pool_bytes,
                            r->scratch_bytes, &r->memory, diag));
     struct exec_options o = {0};
+    memcpy(o.groups, r->ranks.groups, sizeof(o.groups));
 #if ANGEL_DEBUG
     o.check = true;
     o.guard_bytes = 64;
@@ -83,25 +84,47 @@ static enum status open_data(struct run *r, struct diag *diag)
     return data_open(&o, &r->data, diag);
 }
 
-/* The samples of step `batch`. Called step by step, from where the run stands: what it
- * trained on before may have had other batch sizes. */
+/* This rank's samples of step `batch`: the part of its place among the data ranks. Called
+ * step by step, from where the run stands: what it trained on before may have had other
+ * batch sizes. */
 static bool batch_range(void *arg, int64_t batch, int64_t *first, int64_t *n)
 {
     struct run *r = arg;
     const struct config *c = r->config;
     if (batch >= c->train.steps)
         return false;
-    *first = r->ahead.samples - r->at.segment_sample;
-    *n = config_global_batch(c, r->ahead.tokens);
-    r->ahead.samples += *n;
-    r->ahead.tokens += *n * c->data.seq_len;
+    int64_t global = config_global_batch(c, r->ahead.tokens);
+    *n = layout_share(&r->layout, global);
+    *first = r->ahead.samples - r->at.segment_sample + r->place.coord[MESH_DP] * *n;
+    r->ahead.samples += global;
+    r->ahead.tokens += global * c->data.seq_len;
     return true;
+}
+
+/* The whole text is read by the first rank alone; of the others its extent is compared. */
+static enum status agree_on_data(struct run *r, uint64_t *id, struct diag *diag)
+{
+    enum status st = run_is_first(r) ? data_fingerprint(r, id, diag) : ST_OK;
+    int64_t first[2] = {data_samples(r->data, DATA_TRAIN),
+                        data_samples(r->data, DATA_VALID)};
+    const int64_t mine[2] = {first[0], first[1]};
+    TRY(run_agree(r, st, diag));
+    TRY(run_broadcast(r, id, sizeof(*id), diag));
+    TRY(run_broadcast(r, first, sizeof(first), diag));
+    if (first[0] != mine[0] || first[1] != mine[1])
+        st = diag_set(
+                diag, ST_DATA,
+                "the ranks see different data (data.train, data.valid): got %" PRId64
+                " and %" PRId64 " samples on rank %d, wanted %" PRId64 " and %" PRId64
+                " as on rank 0",
+                mine[0], mine[1], r->ranks.rank, first[0], first[1]);
+    return run_agree(r, st, diag);
 }
 
 static enum status open_reader(struct run *r, struct diag *diag)
 {
-    uint64_t id;
-    TRY(data_fingerprint(r, &id, diag));
+    uint64_t id = 0;
+    TRY(agree_on_data(r, &id, diag));
     if (r->at.step > 0 && id != r->at.data_id) {
         log_info("the training data changed since the checkpoint: a new data segment "
                  "begins at sample %" PRId64,
@@ -111,39 +134,61 @@ static enum status open_reader(struct run *r, struct diag *diag)
     r->at.data_id = id;
     r->ahead = (struct run_ahead){r->at.samples, r->at.tokens};
     data_set_segment(r->data, (uint64_t)r->at.segment_sample);
-    struct reader_options o = {.data = r->data,
-                               .split = DATA_TRAIN,
-                               .seq_len = r->config->data.seq_len,
-                               .max_samples = config_global_batch_max(r->config),
-                               .n_slots = RUN_READER_SLOTS,
-                               .first_batch = r->at.step,
-                               .range = batch_range,
-                               .range_arg = r};
+    struct reader_options o = {
+            .data = r->data,
+            .split = DATA_TRAIN,
+            .seq_len = r->config->data.seq_len,
+            .max_samples = layout_share(&r->layout, config_global_batch_max(r->config)),
+            .n_slots = RUN_READER_SLOTS,
+            .first_batch = r->at.step,
+            .range = batch_range,
+            .range_arg = r};
     return reader_create(&o, &r->reader, diag);
 }
 
-enum status run_open(struct run *r, struct diag *diag)
+/* What the first rank alone has: the directory's lock, the metrics. */
+static enum status open_outputs(struct run *r, struct diag *diag)
+{
+    if (!run_is_first(r))
+        return ST_OK;
+    TRY(ckpt_lock(r->config->checkpoint.dir, r->hooks ? r->hooks->durable : NULL,
+                  &r->lock, diag));
+    TRY(run_probe_output(r, diag));
+    return metrics_open(r->config->log.jsonl, &r->metrics, diag);
+}
+
+/* Of the processors of all ranks, measured at the same time. */
+static enum status measure_peak(struct run *r, struct diag *diag)
+{
+    bool bf16 = r->config->train.precision == PRECISION_BF16;
+    double peak = r->hooks ? r->hooks->peak_flops : 0;
+    if (peak == 0)
+        peak = cpu_peak_flops(r->pool, bf16 ? DT_BF16 : DT_F32);
+    r->peak_flops = peak;
+    return run_sum(r, &r->peak_flops, 1, diag);
+}
+
+static enum status open_inputs(struct run *r, struct diag *diag)
 {
     TRY(run_check_fit(r, diag));
     if (r->config->init[0] && !file_exists(r->config->init))
         return diag_set(diag, ST_NOT_FOUND,
                         "init: no such checkpoint: got %s, wanted one that exists",
                         r->config->init);
-    TRY(open_data(r, diag));
-    TRY(ckpt_lock(r->config->checkpoint.dir, r->hooks ? r->hooks->durable : NULL,
-                  &r->lock, diag));
-    TRY(run_probe_output(r, diag));
-    TRY(metrics_open(r->config->log.jsonl, &r->metrics, diag));
-    TRY(open_memory(r, diag));
+    return open_data(r, diag);
+}
+
+enum status run_open(struct run *r, struct diag *diag)
+{
+    TRY(run_agree(r, open_inputs(r, diag), diag));
+    TRY(run_agree(r, open_outputs(r, diag), diag));
+    TRY(run_ranks_groups(r, diag));
+    TRY(run_agree(r, open_memory(r, diag), diag));
     TRY(run_state_begin(r, diag));
     TRY(open_reader(r, diag));
     TRY(exec_run(r->train[0].exec, CALL_SETUP, diag));
-    r->peak_flops = r->hooks ? r->hooks->peak_flops : 0;
-    if (r->peak_flops == 0)
-        r->peak_flops = cpu_peak_flops(
-                r->pool,
-                r->config->train.precision == PRECISION_BF16 ? DT_BF16 : DT_F32);
-    return run_monitor_open(r, diag);
+    TRY(measure_peak(r, diag));
+    return run_agree(r, run_monitor_open(r, diag), diag);
 }
 
 /* ------------------------------------------------------------------------- metrics */
@@ -151,6 +196,8 @@ enum status run_open(struct run *r, struct diag *diag)
 void run_metric(struct run *r, const char *kind, const struct metrics_field *fields,
                 size_t n)
 {
+    if (!r->metrics)
+        return; /* the first rank alone records */
     struct metrics_head head = {kind, r->at.step, r->at.tokens,
                                 run_now_s() - r->start_s};
     struct diag diag = {0};
@@ -265,7 +312,7 @@ static enum status compute_twice(struct run *r, struct run_program *p,
              r->at.step + 1);
     TRY(compute(r, p, n_trained, 1, out, diag));
     if (out->skipped == GUARD_NONFINITE)
-        return run_state_check_finite(r, diag);
+        return run_agree(r, run_state_check_finite(r, diag), diag);
     log_warn("step %" PRId64 ": finite when computed again from the same data; this "
              "machine's memory or processor may be at fault",
              r->at.step + 1);
@@ -286,11 +333,40 @@ static enum status stop_nonfinite(const struct run *r, const struct step_result 
     return ST_DIVERGED;
 }
 
+/* Ranks with the same data index have the same sequences: one of them counts. */
+static bool counts_data(const struct run *r)
+{
+    return r->place.coord[MESH_TP] == 0 && r->place.coord[MESH_PP] == 0;
+}
+
+/* This rank's part of the next batch, and what all ranks say. With one rank a stop does not
+ * wait for data. out: *n_trained of the whole batch. r->stop_signal may be set. */
+static enum status next_batch(struct run *r, const struct reader_batch **b,
+                              int64_t *n_trained, struct diag *diag)
+{
+    struct run_word mine = {.stop_signal = signals_stop_requested()}, all;
+    int from;
+    if (r->ranks.size == 1 && mine.stop_signal) {
+        r->stop_signal = mine.stop_signal;
+        return ST_OK;
+    }
+    mine.status = (int32_t)reader_next(r->reader, b, diag);
+    if (mine.status == ST_OK && counts_data(r))
+        mine.n_trained = (*b)->n_trained;
+    TRY(run_exchange(r, &mine, &all, &from, diag));
+    r->stop_signal = all.stop_signal;
+    *n_trained = all.n_trained;
+    return all.status == ST_OK ? ST_OK : run_agree(r, (enum status)mine.status, diag);
+}
+
 static enum status run_step(struct run *r, struct step_result *out, struct diag *diag)
 {
-    const struct reader_batch *b;
+    const struct reader_batch *b = NULL;
     double start = run_now_s();
-    TRY(reader_next(r->reader, &b, diag));
+    int64_t n_trained = 0;
+    TRY(next_batch(r, &b, &n_trained, diag));
+    if (r->stop_signal)
+        return ST_OK;
     ASSERT(b && b->batch == r->at.step);
     struct run_program *p = run_program_next(r);
     out->program = p;
@@ -299,21 +375,25 @@ static enum status run_step(struct run *r, struct step_result *out, struct diag 
         write_inputs(p, mb, &b->arrays, mb * micro_tokens);
     out->lr = lr_at_step(&r->config->train.optimizer, &r->config->train.schedule,
                          r->config->train.steps, r->at.step);
-    write_hyper(r, p, r->at.step, out->lr, b->n_trained);
-    TRY(compute_twice(r, p, b->n_trained, out, diag));
-    if (out->skipped == GUARD_NONFINITE && r->config->train.nonfinite == NONFINITE_STOP)
+    write_hyper(r, p, r->at.step, out->lr, n_trained);
+    TRY(compute_twice(r, p, n_trained, out, diag));
+    if (out->skipped == GUARD_NONFINITE &&
+        r->config->train.nonfinite == NONFINITE_STOP) {
+        r->ranks.agreed = true; /* loss and norm are the same on all */
         return stop_nonfinite(r, out, diag);
+    }
     out->first_sample = r->at.samples;
-    out->n_samples = b->n_samples;
-    out->tokens = b->n_samples * r->config->data.seq_len;
+    out->n_samples = p->global_batch;
+    out->tokens = out->n_samples * r->config->data.seq_len;
     out->step_s = run_now_s() - start;
     out->mfu = p->model_flops / out->step_s / r->peak_flops;
     r->at.step++;
-    r->at.samples += b->n_samples;
+    r->at.samples += out->n_samples;
     r->at.tokens += out->tokens;
     r->train_s += out->step_s;
     r->train_tokens += out->tokens;
     r->last_loss = out->loss;
+    run_be_patient(r, false); /* the first step is done */
     return ST_OK;
 }
 
@@ -347,6 +427,7 @@ static enum status guard_step(struct run *r, const struct step_result *s,
     skip_event(r, &skip);
     if (r->guard.skips_in_row < GUARD_SKIPS_IN_ROW_MAX)
         return ST_OK;
+    r->ranks.agreed = true;
     diag_set(diag, ST_DIVERGED,
              "training diverged (step %" PRId64
              "): got %d updates in a row that had to "
@@ -374,7 +455,8 @@ static bool is_reported(const struct run *r)
            r->at.step == 1;
 }
 
-static void monitor_step(struct run *r, const struct step_result *s)
+static enum status monitor_step(struct run *r, const struct step_result *s,
+                                struct diag *diag)
 {
     const struct run_monitor_step m = {.program = s->program,
                                        .loss = s->loss,
@@ -385,7 +467,7 @@ static void monitor_step(struct run *r, const struct step_result *s)
                                        .step_s = s->step_s,
                                        .ok = s->skipped == GUARD_NONE,
                                        .due = is_reported(r)};
-    run_monitor_after_step(r, &m);
+    return run_monitor_after_step(r, &m, diag);
 }
 
 static void report_step(struct run *r, const struct step_result *s)
@@ -408,7 +490,7 @@ static void report_step(struct run *r, const struct step_result *s)
                 METRICS_F64("grad_norm_z", f.grad_norm_z)};
         run_metric(r, "train", fields, ARRAY_LEN(fields));
     }
-    if (!due && !progress_is_live())
+    if ((!due && !progress_is_live()) || !run_is_first(r))
         return;
     double mean_s = r->train_s / (double)r->train_tokens * (double)s->tokens;
     struct progress_step p = {.step = r->at.step,
@@ -430,14 +512,27 @@ struct eval_sum {
     int64_t tokens;
 };
 
-/* One micro-batch of `n` held-out sequences; the rest of the micro-batch is padding
- * without labels. */
+/* One micro-batch of `n` held-out sequences, maybe none; the rest of the micro-batch is
+ * padding without labels. */
 static enum status eval_micro_batch(struct run *r, const struct data_arrays *a,
                                     int64_t first, int64_t n, struct eval_sum *sum,
                                     struct diag *diag)
 {
-    int64_t seq = r->config->data.seq_len, trained;
-    TRY(data_fetch(r->data, DATA_VALID, first, n, a, &trained, diag));
+    int64_t seq = r->config->data.seq_len, trained = 0;
+    enum status st =
+            n > 0 ? data_fetch(r->data, DATA_VALID, first, n, a, &trained, diag)
+                  : ST_OK;
+    struct run_word mine = {.status = (int32_t)st,
+                            .stop_signal = signals_stop_requested()};
+    struct run_word all;
+    int from;
+    mine.n_trained = counts_data(r) ? trained : 0;
+    TRY(run_exchange(r, &mine, &all, &from, diag));
+    if (all.status != ST_OK)
+        return run_agree(r, st, diag);
+    r->stop_signal = all.stop_signal;
+    if (r->stop_signal)
+        return ST_OK;
     size_t pad = (size_t)((r->micro_batch - n) * seq) * sizeof(int32_t);
     memset(a->tokens + n * seq, 0, pad);
     memset(a->positions + n * seq, 0, pad);
@@ -448,8 +543,29 @@ static enum status eval_micro_batch(struct run *r, const struct data_arrays *a,
     double loss;
     exec_read(r->eval.exec, r->eval.low.loss_sum, 0, &loss);
     sum->loss += loss;
-    sum->tokens += trained;
+    sum->tokens += all.n_trained;
     return ST_OK;
+}
+
+/* The data ranks take micro-batches in turn. out: *done, sequences that were reached. */
+static enum status eval_rounds(struct run *r, int64_t total, int64_t *done,
+                               struct eval_sum *sum, struct diag *diag)
+{
+    int64_t n = r->micro_batch * r->config->data.seq_len, at = 0;
+    int64_t mine = r->place.coord[MESH_DP] * r->micro_batch;
+    int32_t *host = mem_alloc((size_t)n * 4 * sizeof(*host));
+    struct data_arrays a = {host, host + n, host + 2 * n, host + 3 * n};
+    enum status st = ST_OK;
+    while (st == ST_OK && at < total) {
+        int64_t left = MAX(total - at - mine, 0);
+        st = eval_micro_batch(r, &a, at + mine, MIN(r->micro_batch, left), sum, diag);
+        if (r->stop_signal)
+            break;
+        at += r->micro_batch * r->layout.mesh.degree[MESH_DP];
+    }
+    mem_free(host);
+    *done = at;
+    return st;
 }
 
 /* The same held-out sequences every time: the first of the split. */
@@ -458,16 +574,10 @@ static enum status evaluate(struct run *r, struct diag *diag)
     const struct config *c = r->config;
     int64_t total = MIN(c->train.eval_batches * config_global_batch_max(c),
                         data_samples(r->data, DATA_VALID));
-    int64_t n = r->micro_batch * c->data.seq_len;
-    int32_t *host = mem_alloc((size_t)n * 4 * sizeof(*host));
-    struct data_arrays a = {host, host + n, host + 2 * n, host + 3 * n};
     struct eval_sum sum = {0};
     double start = run_now_s();
-    enum status st = ST_OK;
     int64_t at = 0;
-    for (; st == ST_OK && at < total && !signals_stop_requested(); at += r->micro_batch)
-        st = eval_micro_batch(r, &a, at, MIN(r->micro_batch, total - at), &sum, diag);
-    mem_free(host);
+    enum status st = eval_rounds(r, total, &at, &sum, diag);
     r->eval_unfinished = at < total;
     if (st != ST_OK || r->eval_unfinished)
         return st;
@@ -508,8 +618,9 @@ static enum status save(struct run *r, bool last, struct diag *diag)
         r->save_failed = false;
         return ST_OK;
     }
-    if (last || st == ST_DIVERGED)
+    if (last || st == ST_DIVERGED || (st == ST_STOPPED && r->ranks.size > 1))
         return st;
+    r->ranks.agreed = false;
     if (!r->save_failed)
         log_warn("checkpoint of step %" PRId64 " not saved, training goes on: %s",
                  r->at.step, diag->text);
@@ -521,7 +632,7 @@ static enum status save(struct run *r, bool last, struct diag *diag)
 static enum status after_step(struct run *r, const struct step_result *s,
                               struct diag *diag)
 {
-    monitor_step(r, s);
+    TRY(monitor_step(r, s, diag));
     TRY(guard_step(r, s, diag));
     report_step(r, s);
     TRY(maybe_evaluate(r, diag));
@@ -533,8 +644,9 @@ static enum status after_step(struct run *r, const struct step_result *s,
 
 static enum status stop(struct run *r, struct diag *diag)
 {
-    const char *by = strsignal(signals_stop_requested());
+    const char *by = strsignal(r->stop_signal);
     event(r, "stopped by a signal");
+    r->ranks.agreed = true;
     if (r->at.step == 0) {
         diag_set(diag, ST_STOPPED, "stopped by %s before the first step", by);
         diag_hint(diag, "the same command starts again");
@@ -555,10 +667,10 @@ static enum status stop(struct run *r, struct diag *diag)
 static enum status steps(struct run *r, struct diag *diag)
 {
     while (r->at.step < r->config->train.steps) {
-        if (signals_stop_requested())
-            return stop(r, diag);
         struct step_result s;
         TRY(run_step(r, &s, diag));
+        if (r->stop_signal)
+            return stop(r, diag);
         TRY(after_step(r, &s, diag));
     }
     return r->eval_unfinished ? stop(r, diag) : save(r, true, diag);
@@ -569,6 +681,9 @@ static void save_before_leaving(struct run *r, enum status st)
 {
     struct diag diag = {0};
     bool kept = st == ST_OK || st == ST_STOPPED || st == ST_INTERNAL;
+    /* Several ranks save together, or not at all. */
+    if (r->ranks.size > 1 && !r->ranks.agreed)
+        return;
     if (kept || r->at.step == 0 || r->save_tried_step == r->at.step)
         return;
     enum status saved = save(r, true, &diag);
@@ -581,9 +696,13 @@ static void save_before_leaving(struct run *r, enum status st)
 
 enum status run_train(struct run *r, struct diag *diag)
 {
-    progress_begin(r->args->quiet);
+    bool first = run_is_first(r);
+    if (first)
+        progress_begin(r->args->quiet);
     enum status st = steps(r, diag);
     save_before_leaving(r, st);
+    if (!first)
+        return st;
     progress_end();
     run_monitor_finish(r);
     bool trained = r->train_tokens > 0; /* in this attempt: else there is no loss */

@@ -15,7 +15,7 @@
 #define Z_ALARM       6.0
 #define Z_ALARM_REST  32 /* steps after an alarm without another of its kind */
 #define ALARMS_SAID   3  /* lines of the log at one look; all are events */
-#define FIELDS_MAX    24
+#define FIELDS_MAX    25
 #define NO_CHECKPOINT (-1)
 
 /* Seconds of a step, from a toy on many cores to a large model on few. */
@@ -102,6 +102,7 @@ static void start_event(struct run *r)
     f[n++] = METRICS_TEXT("folder", folder);
     f[n++] = METRICS_TEXT("host", host);
     f[n++] = METRICS_I64("threads", r->n_threads);
+    f[n++] = METRICS_I64("ranks", r->ranks.size);
     f[n++] = METRICS_TEXT("precision", r->config->train.precision == PRECISION_BF16
                                                ? "bf16"
                                                : "fp32");
@@ -140,6 +141,8 @@ static const struct run_program *probed_program(const struct run *r)
 enum status run_monitor_open(struct run *r, struct diag *diag)
 {
     const struct config_log *log = &r->config->log;
+    if (!run_is_first(r))
+        return ST_OK;
     struct run_monitor *m = mem_alloc(sizeof(*m));
     r->monitor = m;
     m->step_seconds.bounds = step_bounds;
@@ -281,6 +284,8 @@ void run_monitor_finish(struct run *r)
 
 void run_monitor_after_eval(struct run *r)
 {
+    if (!r->monitor)
+        return;
     const struct tensorboard_scalar s[] = {{"loss/eval", r->last_eval_loss}};
     write_scalars(r, s, ARRAY_LEN(s));
 }
@@ -472,20 +477,29 @@ static void look(struct run *r, const struct run_program *p)
 
 /* ---------------------------------------------------------------------------- a step */
 
-static struct run_monitor_figures read_figures(const struct run_program *p)
+/* Token losses are where the last stage is, of each data rank its own. */
+static enum status read_figures(struct run *r, const struct run_program *p,
+                                struct run_monitor_figures *out, struct diag *diag)
 {
     float factor;
     exec_read(p->exec, p->low.clip_scale, 0, &factor);
-    struct probe_figures loss =
-            read_probe(p, p->low.loss_stats, 1, p->low.program.n_micro_batches);
-    return (struct run_monitor_figures){.max_token_loss = loss.absmax,
+    bool last = r->place.coord[MESH_PP] == r->layout.mesh.degree[MESH_PP] - 1;
+    struct probe_figures loss = {0};
+    if (last)
+        loss = read_probe(p, p->low.loss_stats, 1, p->low.program.n_micro_batches);
+    *out = (struct run_monitor_figures){.max_token_loss = loss.absmax,
                                         .clip_factor = (double)factor};
+    return run_max(r, &out->max_token_loss, 1, diag);
 }
 
-void run_monitor_after_step(struct run *r, const struct run_monitor_step *s)
+enum status run_monitor_after_step(struct run *r, const struct run_monitor_step *s,
+                                   struct diag *diag)
 {
     struct run_monitor *m = r->monitor;
-    struct run_monitor_figures f = read_figures(s->program);
+    struct run_monitor_figures f;
+    TRY(read_figures(r, s->program, &f, diag));
+    if (!m)
+        return ST_OK; /* the first rank alone records */
     f.loss_z = score_step(r, "loss", &r->guard.loss, s->loss, &m->loss_quiet_until);
     f.grad_norm_z = score_step(r, "gradient norm", &r->guard.norm, s->grad_norm,
                                &m->norm_quiet_until);
@@ -497,7 +511,7 @@ void run_monitor_after_step(struct run *r, const struct run_monitor_step *s)
     if (s->program->low.n_probes > 0)
         look(r, s->program);
     if (!s->due)
-        return;
+        return ST_OK;
     const struct tensorboard_scalar scalars[] = {
             {"loss/train", s->loss},
             {"train/grad_norm", s->grad_norm},
@@ -507,9 +521,10 @@ void run_monitor_after_step(struct run *r, const struct run_monitor_step *s)
     write_scalars(r, scalars, ARRAY_LEN(scalars));
     if (r->config->log.prometheus[0])
         write_prometheus(r);
+    return ST_OK;
 }
 
 struct run_monitor_figures run_monitor_figures(const struct run *r)
 {
-    return r->monitor->last_figures;
+    return r->monitor ? r->monitor->last_figures : (struct run_monitor_figures){0};
 }

@@ -29,9 +29,11 @@ void run_monitor_close(struct run *r);
 /* Whether the step after `step` completed ones is one that probes look at. */
 bool run_monitor_is_due(const struct run *r, int64_t step);
 
-/* Reads what the step left, looks for alarms, writes events and the outputs. A failed
- * output is said once and the run goes on. */
-void run_monitor_after_step(struct run *r, const struct run_monitor_step *s);
+/* Reads what the step left on all ranks, looks for alarms, writes events and the outputs. A
+ * failed output is said once and the run goes on. errors: those of a lost rank. */
+MUST_CHECK enum status run_monitor_after_step(struct run *r,
+                                              const struct run_monitor_step *s,
+                                              struct diag *diag);
 
 /* The figures of the last step. */
 struct run_monitor_figures run_monitor_figures(const struct run *r);

@@ -1,3 +1,4 @@
+#include <sched.h>
 #include <string.h>
 #include <time.h>
 #include <unistd.h>
@@ -12,6 +13,9 @@
 /* Tokens of a micro-batch that `auto` aims at: enough for the products to run near their
  * best, few enough for the activations to stay small. */
 #define AUTO_MICRO_TOKENS 4096
+
+/* Micro-batches per pipeline stage that `auto` aims at. */
+#define PIPELINE_MICRO_BATCHES 4
 
 double run_now_s(void)
 {
@@ -45,22 +49,48 @@ static int distinct_batches(const struct config *c, int64_t *batch)
     return n;
 }
 
-static bool divides_all(const struct config *c, int64_t micro_batch)
-{
-    for (int64_t i = 0; i < c->train.global_batch.n; i++)
-        if (c->train.global_batch.items[i].global_batch % micro_batch)
-            return false;
-    return true;
-}
-
-/* The largest micro-batch within the target that divides every global batch. */
+/* The largest micro-batch within the target that divides every global batch, or the
+ * smallest that does; 0: none is smaller. */
 static int64_t auto_micro_batch(const struct config *c, int64_t at_most)
 {
-    int64_t best = 1;
-    for (int64_t m = 1; m <= at_most && m <= config_global_batch_max(c); m++)
-        if (divides_all(c, m))
+    int64_t best = 0;
+    for (int64_t m = 1; m <= config_global_batch_max(c); m++)
+        if (layout_takes_micro_batch(c, m) && (m <= at_most || best == 0))
             best = m;
     return best;
+}
+
+/* What `auto` aims at: a few thousand tokens, and enough micro-batches for a pipeline to
+ * be full most of the time. */
+static int64_t micro_batch_aim(const struct config *c)
+{
+    int64_t aim = MAX(AUTO_MICRO_TOKENS / c->data.seq_len, 1);
+    int64_t share = config_global_batch_max(c) / c->parallel.dp;
+    if (c->parallel.pp > 1)
+        aim = MIN(aim, share / (PIPELINE_MICRO_BATCHES * c->parallel.pp));
+    return MAX(aim, 1);
+}
+
+/* Micro-batches of this rank in a step. */
+static uint32_t micro_batches(const struct run *r, int64_t global_batch)
+{
+    return (uint32_t)(layout_share(&r->layout, global_batch) / r->micro_batch);
+}
+
+/* Flops of the whole model for a step: of one rank that does it all. The program of a part
+ * would not count what other ranks do, and count twice what several do. */
+static enum status whole_flops(const struct run *r, const struct lower_options *o,
+                               int64_t global_batch, double *out, struct diag *diag)
+{
+    struct lower_options one = *o;
+    struct lowered low;
+    one.layout = (struct lower_layout){0};
+    one.sequences = one.n_micro_batches = 1;
+    one.monitor = false;
+    TRY(lower_model(&r->model, &one, &low, diag));
+    *out = lowered_model_flops(&low) * (double)global_batch;
+    lowered_free(&low);
+    return ST_OK;
 }
 
 static enum status lower_one(struct run *r, enum lower_purpose purpose,
@@ -71,14 +101,17 @@ static enum status lower_one(struct run *r, enum lower_purpose purpose,
                               .compute = compute_dtype(r->config),
                               .sequences = r->micro_batch,
                               .seq_len = r->config->data.seq_len,
-                              .n_micro_batches =
-                                      (uint32_t)(global_batch / r->micro_batch),
+                              .n_micro_batches = micro_batches(r, global_batch),
+                              .layout = r->place,
                               .activations = r->activations,
                               .optimizer = r->config->train.optimizer,
                               .monitor = monitor};
     out->global_batch = global_batch;
     TRY(lower_model(&r->model, &o, &out->low, diag));
-    out->model_flops = lowered_model_flops(&out->low);
+    if (r->ranks.size > 1)
+        TRY(whole_flops(r, &o, global_batch, &out->model_flops, diag));
+    else
+        out->model_flops = lowered_model_flops(&out->low);
     return program_verify(&out->low.program, diag);
 }
 
@@ -146,7 +179,8 @@ static enum status build_programs(struct run *r, bool monitors, struct diag *dia
     TRY(st);
     if (wants_eval(r->config)) {
         r->has_eval = true;
-        TRY(lower_one(r, LOWER_EVAL, r->micro_batch, false, &r->eval, diag));
+        int64_t round = r->micro_batch * r->layout.mesh.degree[MESH_DP];
+        TRY(lower_one(r, LOWER_EVAL, round, false, &r->eval, diag));
     }
     TRY(pack_all(r, diag));
     r->scratch_bytes = 0;
@@ -161,8 +195,8 @@ static enum status build_programs(struct run *r, bool monitors, struct diag *dia
 
 int64_t run_reader_bytes(const struct run *r)
 {
-    return reader_bytes(RUN_READER_SLOTS, config_global_batch_max(r->config),
-                        r->config->data.seq_len);
+    int64_t most = layout_share(&r->layout, config_global_batch_max(r->config));
+    return reader_bytes(RUN_READER_SLOTS, most, r->config->data.seq_len);
 }
 
 /* Everything the run will hold: arenas, scratch, and what lies beside them. */
@@ -184,9 +218,26 @@ static bool hopeless(const struct run *r)
            r->device_limit_bytes;
 }
 
+/* The same of all ranks: of the worst one. */
+struct fit {
+    bool fits, hopeless;
+};
+
+/* Programs for the present choices, and how they fit on all ranks. */
+static enum status try_programs(struct run *r, bool monitors, struct fit *out,
+                                struct diag *diag)
+{
+    TRY(run_agree(r, build_programs(r, monitors, diag), diag));
+    double bad[2] = {!fits(r), hopeless(r)};
+    TRY(run_max(r, bad, ARRAY_LEN(bad), diag));
+    *out = (struct fit){bad[0] == 0, bad[1] > 0};
+    return ST_OK;
+}
+
 /* Tries the given activations, cheapest in time first, and smaller micro-batches. Without
  * probes it is quicker, and their few bytes hardly ever decide. */
-static enum status search(struct run *r, bool probes, struct diag *diag)
+static enum status search(struct run *r, bool probes, struct fit *fit,
+                          struct diag *diag)
 {
     static const enum memory_activations order[] = {
             ACTIVATIONS_KEEP, ACTIVATIONS_SELECTIVE, ACTIVATIONS_RECOMPUTE};
@@ -194,69 +245,194 @@ static enum status search(struct run *r, bool probes, struct diag *diag)
     bool auto_act = c->memory.activations == ACTIVATIONS_AUTO;
     bool auto_micro = c->train.micro_batch == 0;
     int64_t m =
-            auto_micro
-                    ? auto_micro_batch(c, MAX(AUTO_MICRO_TOKENS / c->data.seq_len, 1))
-                    : c->train.micro_batch;
+            auto_micro ? auto_micro_batch(c, micro_batch_aim(c)) : c->train.micro_batch;
     for (;;) {
         r->micro_batch = m;
         for (size_t i = 0; i < (auto_act ? ARRAY_LEN(order) : 1); i++) {
             r->activations = auto_act ? order[i] : c->memory.activations;
-            TRY(build_programs(r, probes, diag));
-            if (fits(r))
+            TRY(try_programs(r, probes, fit, diag));
+            if (fit->fits)
                 return ST_OK;
-            if (hopeless(r))
+            if (fit->hopeless)
                 i = MAX(i, ARRAY_LEN(order) - 2); /* the smallest, for the report */
         }
-        if (!auto_micro || m == 1 || hopeless(r))
+        int64_t smaller = auto_micro ? auto_micro_batch(c, m / 2) : m;
+        if (smaller >= m || fit->hopeless)
             return ST_OK; /* run_check_fit tells */
-        m = auto_micro_batch(c, m / 2);
+        m = smaller;
     }
 }
 
 /* `auto` is settled once: the run keeps its micro-batch when it goes on, whatever memory
  * there is then. */
-static void keep_micro_batch(struct run *r)
+static enum status keep_micro_batch(struct run *r, struct diag *diag)
 {
     if (r->config->train.micro_batch != 0)
-        return;
-    int64_t kept = run_state_micro_batch(r);
-    if (kept > 0 && divides_all(r->config, kept))
+        return ST_OK;
+    int64_t kept = run_is_first(r) ? run_state_micro_batch(r) : 0;
+    TRY(run_broadcast(r, &kept, sizeof(kept), diag));
+    if (kept > 0 && layout_takes_micro_batch(r->config, kept))
         r->config->train.micro_batch = kept;
+    return ST_OK;
 }
 
-static enum status settle(struct run *r, struct diag *diag)
+static enum status settle(struct run *r, struct fit *fit, struct diag *diag)
 {
     const struct config *c = r->config;
-    keep_micro_batch(r);
+    TRY(keep_micro_batch(r, diag));
     bool monitors = c->log.monitor_every > 0;
     if (c->memory.activations == ACTIVATIONS_AUTO || c->train.micro_batch == 0) {
-        TRY(search(r, false, diag));
+        TRY(search(r, false, fit, diag));
         if (monitors)
-            TRY(build_programs(r, true, diag));
+            TRY(try_programs(r, true, fit, diag));
         /* In a very small model the probes can decide after all. */
-        return fits(r) || hopeless(r) ? ST_OK : search(r, monitors, diag);
+        return fit->fits || fit->hopeless ? ST_OK : search(r, monitors, fit, diag);
     }
     r->micro_batch = c->train.micro_batch;
     r->activations = c->memory.activations;
-    return build_programs(r, monitors, diag);
+    return try_programs(r, monitors, fit, diag);
+}
+
+/* The settled layout with everything that follows from it. */
+static enum status try_layout(struct run *r, int choice, struct fit *fit,
+                              struct diag *diag)
+{
+    struct config *c = r->config;
+    enum status st =
+            layout_resolve(c, r->ranks.size, choice, &r->arena, &r->layout, diag);
+    if (st == ST_NOT_FOUND)
+        return st;
+    TRY(run_agree(r, st, diag));
+    layout_of_rank(&r->layout, c, r->ranks.rank, &r->place);
+    return settle(r, fit, diag);
+}
+
+/* Degrees left open: the first layout that fits, or the preferred one where none does. */
+static enum status settle_layout(struct run *r, struct diag *diag)
+{
+    struct config *c = r->config;
+    const struct config_parallel asked = c->parallel;
+    int64_t micro_batch = c->train.micro_batch;
+    bool open = layout_is_open(c) && r->ranks.size > 1;
+    struct fit fit = {0};
+    for (int choice = 0;; choice++) {
+        c->parallel = asked;
+        c->train.micro_batch = micro_batch;
+        enum status st = try_layout(r, choice, &fit, diag);
+        if (st == ST_NOT_FOUND && choice > 0)
+            break;
+        if (st != ST_OK || fit.fits || !open)
+            return st;
+    }
+    c->parallel = asked;
+    c->train.micro_batch = micro_batch;
+    return try_layout(r, 0, &fit, diag);
+}
+
+/* --------------------------------------------------------------------- the machine */
+
+/* Which processors a rank may use, and on which machine. */
+struct share {
+    char host[256];
+    cpu_set_t cpus;
+};
+
+/* Ranks of this machine, and those of them that have the same processors. */
+static enum status count_neighbours(struct run *r, int *on_host, int *same_cpus,
+                                    struct diag *diag)
+{
+    struct share mine;
+    struct share *all = mem_alloc((size_t)r->ranks.size * sizeof(*all));
+    memset(&mine, 0, sizeof(mine));
+    if (gethostname(mine.host, sizeof(mine.host) - 1) != 0)
+        mine.host[0] = '\0';
+    if (sched_getaffinity(0, sizeof(mine.cpus), &mine.cpus) != 0)
+        CPU_ZERO(&mine.cpus);
+    enum status st = run_gather(r, &mine, all, sizeof(mine), diag);
+    *on_host = *same_cpus = 0;
+    for (int i = 0; i < r->ranks.size; i++) {
+        bool host = memcmp(all[i].host, mine.host, sizeof(mine.host)) == 0;
+        *on_host += host;
+        *same_cpus += host && CPU_EQUAL(&all[i].cpus, &mine.cpus);
+    }
+    mem_free(all);
+    return st;
+}
+
+/* The rank's part of the machine: ranks that share processors divide them. */
+static enum status open_backend(struct run *r, struct diag *diag)
+{
+    const struct config *c = r->config;
+    int on_host, same_cpus;
+    TRY(count_neighbours(r, &on_host, &same_cpus, diag));
+    struct cpu_backend_options o = {.n_threads = (int)c->train.threads,
+                                    .isa_mask = CPU_ISA_ALL};
+    if (o.n_threads == 0 && r->ranks.size > 1)
+        o.n_threads = MAX(pool_cpus_available() / MAX(same_cpus, 1), 1);
+    TRY(run_agree(r, cpu_backend_create(&o, &r->backend, diag), diag));
+    r->pool = cpu_backend_pool(r->backend);
+    r->n_threads = pool_threads(r->pool);
+    r->device_limit_given = c->memory.device_bytes > 0;
+    r->device_limit_bytes = r->device_limit_given ? c->memory.device_bytes
+                                                  : machine_bytes() / MAX(on_host, 1);
+    return ST_OK;
+}
+
+/* Probes look at whole parameters of one rank. */
+static void settle_monitors(struct run *r)
+{
+    struct config *c = r->config;
+    struct opt_store s = config_store(c);
+    if (r->ranks.size == 1 || c->log.monitor_every == 0)
+        return;
+    if (strcmp(opt_where(&s, "log.monitor_every"), "default") != 0)
+        log_warn("log.monitor_every (%s): got %lld, but statistics of parameters and "
+                 "activations are looked at with one rank only: left out",
+                 opt_where(&s, "log.monitor_every"), (long long)c->log.monitor_every);
+    c->log.monitor_every = 0;
+}
+
+static enum status gather_sheets(struct run *r, struct diag *diag)
+{
+    struct run_sheet mine = {.arena_bytes =
+                                     r->train[0].low.program.pool_bytes[POOL_DEVICE],
+                             .scratch_bytes = r->scratch_bytes,
+                             .reader_bytes = run_reader_bytes(r)};
+    const struct mem_pool *best = &r->train[0].report.pool[POOL_DEVICE];
+    for (int i = 1; i < r->n_train; i++) {
+        const struct mem_pool *p = &r->train[i].report.pool[POOL_DEVICE];
+        best = p->top_bytes > best->top_bytes ? p : best;
+    }
+    memcpy(mine.class_bytes, best->class_bytes, sizeof(mine.class_bytes));
+    r->sheets = arena_array(&r->arena, struct run_sheet, r->ranks.size);
+    return run_gather(r, &mine, r->sheets, sizeof(mine), diag);
+}
+
+const struct run_sheet *run_largest_sheet(const struct run *r, int *rank)
+{
+    *rank = 0;
+    for (int i = 1; i < r->ranks.size; i++) {
+        const struct run_sheet *a = &r->sheets[i], *b = &r->sheets[*rank];
+        if (a->arena_bytes + a->scratch_bytes + a->reader_bytes >
+            b->arena_bytes + b->scratch_bytes + b->reader_bytes)
+            *rank = i;
+    }
+    return &r->sheets[*rank];
 }
 
 enum status run_plan(struct run *r, struct diag *diag)
 {
-    const struct config *c = r->config;
-    model_create(&c->model, &r->model);
-    TRY(model_count_params(&r->model, &r->n_params, diag));
-    struct cpu_backend_options o = {.n_threads = (int)c->train.threads,
-                                    .isa_mask = CPU_ISA_ALL};
-    TRY(cpu_backend_create(&o, &r->backend, diag));
-    r->pool = cpu_backend_pool(r->backend);
-    r->n_threads = pool_threads(r->pool);
-    r->device_limit_given = c->memory.device_bytes > 0;
-    r->device_limit_bytes =
-            r->device_limit_given ? c->memory.device_bytes : machine_bytes();
-    TRY(settle(r, diag));
+    r->ranks.deadline_s = layout_deadline_s(r->config);
+    run_be_patient(r, true);
+    TRY(run_ranks_compare(r, diag));
+    settle_monitors(r);
+    model_create(&r->config->model, &r->model);
+    TRY(run_agree(r, model_count_params(&r->model, &r->n_params, diag), diag));
+    TRY(open_backend(r, diag));
+    TRY(settle_layout(r, diag));
     r->config->train.micro_batch = r->micro_batch;
-    return ST_OK;
+    TRY(gather_sheets(r, diag));
+    return run_ranks_verify(r, diag);
 }
 
 /* Bytes of the whole run with another micro-batch and other activations: its largest
@@ -300,6 +476,8 @@ enum status run_check_fit(const struct run *r, struct diag *diag)
     struct budget_option options[ARRAY_LEN(tries)];
     int n = 0;
     for (size_t i = 0; i < ARRAY_LEN(tries) && !hopeless(r); i++) {
+        if (!layout_takes_micro_batch(r->config, tries[i].micro_batch))
+            continue;
         options[n].change = tries[i].change;
         TRY(measure(r, tries[i].micro_batch, tries[i].activations, &options[n].bytes,
                     diag));
@@ -349,6 +527,7 @@ void run_close(struct run *r)
     model_free(&r->model);
     if (r->backend)
         r->backend->ops->destroy(r->backend);
+    run_ranks_close(r);
     metrics_close(r->metrics);
     if (r->lock)
         ckpt_unlock(r->lock);

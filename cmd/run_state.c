@@ -9,6 +9,7 @@
 #include "cmd/run.h"
 #include "core/hash.h"
 #include "core/log.h"
+#include "core/vec.h"
 #include "io/file.h"
 #include "io/json.h"
 
@@ -28,12 +29,13 @@ static void *host_pointer(const struct run *r, uint32_t value)
     return exec_view(any_exec(r), value, 0).data;
 }
 
+static const enum ckpt_kind state_kinds[TENSORS_PER_PARAM] = {CKPT_WEIGHT, CKPT_EXP_AVG,
+                                                              CKPT_EXP_AVG_SQ};
+
 /* The tensors of a checkpoint: every parameter's master and moments, in table order, all
- * masters first. Owns nothing but the array. */
+ * masters first. Data are there with one rank only. Owns nothing but the array. */
 static struct ckpt_tensor *state_tensors(const struct run *r, int64_t *n)
 {
-    static const enum ckpt_kind kinds[TENSORS_PER_PARAM] = {CKPT_WEIGHT, CKPT_EXP_AVG,
-                                                            CKPT_EXP_AVG_SQ};
     const struct lowered *low = &r->train[0].low;
     *n = (int64_t)r->model.n_params * TENSORS_PER_PARAM;
     struct ckpt_tensor *t = mem_alloc((size_t)*n * sizeof(*t));
@@ -45,15 +47,77 @@ static struct ckpt_tensor *state_tensors(const struct run *r, int64_t *n)
             const uint32_t value[TENSORS_PER_PARAM] = {p->master, p->exp_avg,
                                                        p->exp_avg_sq};
             *at = (struct ckpt_tensor){.name = row->name,
-                                       .kind = kinds[k],
+                                       .kind = state_kinds[k],
                                        .dtype = DT_F32,
                                        .ndim = row->ndim,
                                        .shape = {row->dim[0], row->dim[1]},
-                                       .split_axis = row->parallel_axis,
-                                       .data = host_pointer(r, value[k])};
+                                       .split_axis = row->parallel_axis};
+            if (r->ranks.size == 1)
+                at->data = host_pointer(r, value[k]);
         }
     }
     return t;
+}
+
+/* ----------------------------------------------------------------------- this rank's */
+
+static float *piece_data(const struct run *r, const struct lowered_piece *p, int kind)
+{
+    const uint32_t value[TENSORS_PER_PARAM] = {p->master, p->exp_avg, p->exp_avg_sq};
+    return host_pointer(r, value[kind]);
+}
+
+/* A rectangle of the logical tensor that lies in a row in a piece. */
+struct rect {
+    struct box box;
+    int64_t at; /* its first element in the piece */
+};
+
+/* in: off and ext, inside the parameter's box. */
+static struct rect make_rect(const struct param *row, const struct lowered_param *p,
+                             const int64_t off[2], const int64_t ext[2], int64_t at)
+{
+    struct rect r = {.box = {.ndim = row->ndim}, .at = at};
+    for (int a = 0; a < row->ndim; a++) {
+        r.box.off[a] = p->begin[a] + off[a];
+        r.box.ext[a] = ext[a];
+    }
+    return r;
+}
+
+/* The elements [first, first + n) of a piece, a run of its box's rows, as rectangles: the
+ * end of a row, whole rows, the begin of one. Returns how many. */
+static int piece_rects(const struct run *r, const struct lowered_piece *piece,
+                       int64_t first, int64_t n, struct rect out[3])
+{
+    const struct param *row = &r->model.params[piece->param];
+    const struct lowered_param *p = &r->train[0].low.params[piece->param];
+    int64_t e = piece->first + first, at = first, end = first + n, width = p->dim[1];
+    int count = 0;
+    if (row->ndim == 1) {
+        if (n > 0)
+            out[count++] = make_rect(row, p, (int64_t[2]){e}, (int64_t[2]){n}, at);
+        return count;
+    }
+    while (at < end) {
+        int64_t col = e % width, rows = 1;
+        int64_t cols = MIN(width - col, end - at);
+        if (cols == width)
+            rows = (end - at) / width;
+        out[count++] = make_rect(row, p, (int64_t[2]){e / width, col},
+                                 (int64_t[2]){rows, cols}, at);
+        at += rows * cols;
+        e += rows * cols;
+    }
+    return count;
+}
+
+/* Whether this rank is the one that saves the piece: of copies one rank does. */
+static bool saves_piece(const struct run *r, const struct lowered_piece *p)
+{
+    bool cut = r->place.zero > 0 && r->place.degree[MESH_DP] > 1;
+    return r->train[0].low.params[p->param].first_copy &&
+           (cut || r->place.coord[MESH_DP] == 0);
 }
 
 /* ------------------------------------------------------------------- initial values */
@@ -62,17 +126,37 @@ struct init_job {
     const struct run *r;
 };
 
-/* Parameters are dealt to threads by number: each value depends on its own index alone. */
+static void init_rect(const struct run *r, const struct lowered_piece *p,
+                      const struct rect *rect)
+{
+    const struct param *row = &r->model.params[p->param];
+    const struct box *b = &rect->box;
+    float *w = piece_data(r, p, 0) + rect->at;
+    int64_t width = row->ndim == 1 ? 0 : row->dim[1];
+    int64_t rows = row->ndim == 1 ? 1 : b->ext[0];
+    int64_t cols = row->ndim == 1 ? b->ext[0] : b->ext[1];
+    int64_t first = row->ndim == 1 ? b->off[0] : b->off[0] * width + b->off[1];
+    if (cols == width) {
+        cols *= rows;
+        rows = 1;
+    }
+    for (int64_t i = 0; i < rows; i++)
+        param_init_values(row, (uint64_t)r->config->train.seed, first + i * width, cols,
+                          w + i * cols);
+}
+
+/* Elements are dealt to threads by number: each value depends on its own index alone. */
 static void init_share(void *arg, int thread, int n_threads)
 {
     const struct run *r = ((struct init_job *)arg)->r;
-    for (uint32_t i = 0; i < r->model.n_params; i++) {
-        const struct param *row = &r->model.params[i];
+    const struct lowered *low = &r->train[0].low;
+    for (uint32_t i = 0; i < low->n_pieces; i++) {
         int64_t begin, end;
-        pool_share(param_elems(row), 4, thread, n_threads, &begin, &end);
-        float *w = host_pointer(r, r->train[0].low.params[i].master);
-        param_init_values(row, (uint64_t)r->config->train.seed, begin, end - begin,
-                          w + begin);
+        struct rect rects[3];
+        pool_share(low->pieces[i].n, 4, thread, n_threads, &begin, &end);
+        int n = piece_rects(r, &low->pieces[i], begin, end - begin, rects);
+        for (int k = 0; k < n; k++)
+            init_rect(r, &low->pieces[i], &rects[k]);
     }
 }
 
@@ -84,18 +168,41 @@ static void init_random(struct run *r)
 
 /* ------------------------------------------------------------------------ loading */
 
-/* Reads tensors [0, n) into place. */
-static enum status read_tensors(struct run *r, struct ckpt *ck,
-                                const struct ckpt_tensor *want, int64_t n,
+/* The parts of a checkpoint's tensors that this rank has, of the first n_kinds kinds. */
+static enum status read_parts(struct run *r, struct ckpt *ck, int n_kinds,
+                              struct diag *diag)
+{
+    const struct lowered *low = &r->train[0].low;
+    VEC(struct ckpt_part) parts = {0};
+    for (uint32_t i = 0; i < low->n_pieces; i++) {
+        const struct lowered_piece *p = &low->pieces[i];
+        struct rect rects[3];
+        int n = piece_rects(r, p, 0, p->n, rects);
+        for (int k = 0; k < n_kinds; k++) {
+            int64_t id = ckpt_find(ck, state_kinds[k], r->model.params[p->param].name);
+            for (int j = 0; j < n; j++) {
+                struct ckpt_part part = {id, rects[j].box,
+                                         piece_data(r, p, k) + rects[j].at};
+                vec_push(&parts, part);
+            }
+        }
+    }
+    struct shard_crew *crew = shard_crew_create(r->pool);
+    enum status st = ckpt_read(ck, parts.data, parts.n, crew, diag);
+    shard_crew_destroy(crew);
+    vec_free(&parts);
+    return st;
+}
+
+/* Reads the first n_kinds kinds of tensors into place. */
+static enum status read_tensors(struct run *r, struct ckpt *ck, int n_kinds,
                                 struct diag *diag)
 {
-    struct shard_crew *crew = shard_crew_create(r->pool);
-    enum status st = ckpt_match(ck, want, n, diag);
-    for (int64_t i = 0; st == ST_OK && i < n; i++)
-        st = ckpt_read_tensor(ck, want[i].kind, want[i].name, crew,
-                              (void *)(uintptr_t)want[i].data, diag);
-    shard_crew_destroy(crew);
-    return st;
+    int64_t n;
+    struct ckpt_tensor *want = state_tensors(r, &n);
+    enum status st = ckpt_match(ck, want, n_kinds * (int64_t)r->model.n_params, diag);
+    mem_free(want);
+    return st == ST_OK ? read_parts(r, ck, n_kinds, diag) : st;
 }
 
 /* `init: PATH`: weights alone; moments stay zero. */
@@ -104,14 +211,11 @@ static enum status init_from(struct run *r, const char *path, struct diag *diag)
     struct ckpt *ck;
     bool searched;
     TRY(ckpt_open_any(path, &ck, &searched, diag));
-    int64_t n;
-    struct ckpt_tensor *want = state_tensors(r, &n);
-    enum status st = read_tensors(r, ck, want, (int64_t)r->model.n_params, diag);
+    enum status st = read_tensors(r, ck, 1, diag);
     if (st == ST_OK)
         log_info("weights from %s", ckpt_get_info(ck)->path);
     else
         diag_context(diag, "init");
-    mem_free(want);
     ckpt_close(ck);
     return st;
 }
@@ -124,9 +228,15 @@ static bool change_is_allowed(const struct cmd_args *args, const char *key)
     return false;
 }
 
-static bool may_change(const struct run *r, const struct opt *o)
+/* Another layout sums in another order, as another micro-batch does: who changes the one
+ * may need to change the other. */
+static bool may_change(const struct run *r, const struct opt *o,
+                       const struct config *saved)
 {
-    return !(o->flags & OPT_MATHS) || change_is_allowed(r->args, o->key);
+    const struct config_parallel *a = &r->config->parallel, *b = &saved->parallel;
+    bool other_layout = a->tp != b->tp || a->pp != b->pp || a->dp != b->dp;
+    return !(o->flags & OPT_MATHS) || change_is_allowed(r->args, o->key) ||
+           (other_layout && strcmp(o->key, "train.micro_batch") == 0);
 }
 
 static void say_change(const struct run *r, const struct opt *o,
@@ -172,7 +282,7 @@ static enum status compare_config(const struct run *r, const struct config *save
     for (uint32_t i = 0; i < n; i++) {
         const struct opt *o = &t->rows[rows[i]];
         say_change(r, o, saved);
-        if (may_change(r, o))
+        if (may_change(r, o, saved))
             continue;
         first = first ? first : o;
         str_printf(&allow, " --allow-change %s", o->key);
@@ -184,6 +294,18 @@ static enum status compare_config(const struct run *r, const struct config *save
     return st;
 }
 
+/* A checkpoint says nothing of a layout where it was saved by a build without any. */
+static void settle_one_rank(struct config *saved)
+{
+    struct layout unused;
+    struct arena a = {0};
+    struct diag diag = {0};
+    if (layout_is_open(saved) &&
+        layout_resolve(saved, 1, 0, &a, &unused, &diag) != ST_OK)
+        BUG("one rank is no layout: %s", diag.text);
+    arena_release(&a);
+}
+
 /* Text that this build cannot read as a configuration is damage to the reader of a
  * checkpoint, not a mistake of the user. */
 static enum status check_config(struct run *r, const char *saved_yaml,
@@ -193,6 +315,7 @@ static enum status check_config(struct run *r, const char *saved_yaml,
     enum status st =
             load_config_text(&saved, saved_yaml, strlen(saved_yaml), where, diag);
     if (st == ST_OK) {
+        settle_one_rank(&saved);
         st = compare_config(r, &saved, where, diag);
     } else {
         diag_context(diag, "configuration in the checkpoint");
@@ -263,10 +386,7 @@ static enum status resume_from(struct run *r, struct ckpt *ck, struct diag *diag
     const char *where = arena_strdup(&r->arena, ckpt_get_info(ck)->path);
     TRY(read_state(r, ck, &yaml, diag));
     TRY(check_config(r, yaml, where, diag));
-    int64_t n;
-    struct ckpt_tensor *want = state_tensors(r, &n);
-    enum status st = read_tensors(r, ck, want, n, diag);
-    mem_free(want);
+    enum status st = read_tensors(r, ck, TENSORS_PER_PARAM, diag);
     if (st == ST_OK) {
         r->resumed_from = where;
         r->last_saved_step = r->at.step;
@@ -295,20 +415,54 @@ static enum status none_usable(const struct run *r, struct diag *diag)
     return ST_DATA;
 }
 
+/* Opens the newest valid checkpoint below a step: the one that the first rank finds. */
+static enum status open_newest(struct run *r, int64_t below, struct ckpt **out,
+                               struct diag *diag)
+{
+    const char *dir = r->config->checkpoint.dir;
+    enum status st = ST_OK;
+    int64_t step = -1;
+    struct str path = {0};
+    if (run_is_first(r)) {
+        st = ckpt_open_newest(dir, below, out, diag);
+        step = st == ST_OK ? ckpt_get_info(*out)->step : -1;
+    }
+    TRY(run_agree(r, st, diag));
+    TRY(run_broadcast(r, &step, sizeof(step), diag));
+    if (run_is_first(r))
+        return ST_OK;
+    str_printf(&path, "%s/step-%012" PRId64, dir, step);
+    st = ckpt_open(str_get(&path), out, diag);
+    str_free(&path);
+    return st;
+}
+
+/* One checkpoint, on all ranks or on none. in: opened, the status of opening it. */
+static enum status resume_opened(struct run *r, enum status opened, struct ckpt *ck,
+                                 struct diag *diag)
+{
+    enum status st = opened == ST_OK ? resume_from(r, ck, diag) : opened;
+    if (opened == ST_OK)
+        ckpt_close(ck);
+    return run_agree(r, st, diag);
+}
+
 /* The newest checkpoint that can be read; damaged ones are named and passed over. */
 static enum status resume_newest(struct run *r, bool *resumed, struct diag *diag)
 {
     int64_t below = INT64_MAX;
     *resumed = false;
     for (;;) {
-        struct ckpt *ck;
-        enum status st = ckpt_open_newest(r->config->checkpoint.dir, below, &ck, diag);
+        struct ckpt *ck = NULL;
+        enum status st = open_newest(r, below, &ck, diag);
         if (st == ST_NOT_FOUND)
-            return none_usable(r, diag);
-        TRY(st);
-        below = ckpt_get_info(ck)->step;
-        st = resume_from(r, ck, diag);
-        ckpt_close(ck);
+            return run_agree(r, none_usable(r, diag), diag);
+        if (st != ST_OK && !ck && run_is_first(r))
+            return st;
+        if (ck)
+            below = ckpt_get_info(ck)->step;
+        TRY(run_broadcast(r, &below, sizeof(below), diag));
+        st = resume_opened(r, st, ck, diag);
         if (st == ST_OK)
             *resumed = true;
         if (st != ST_DATA)
@@ -317,41 +471,43 @@ static enum status resume_newest(struct run *r, bool *resumed, struct diag *diag
                  ", looking for an older one: %s",
                  below, diag->text);
         r->at = (struct run_position){0};
+        r->ranks.agreed = false;
     }
 }
 
 static enum status resume_named(struct run *r, const char *path, struct diag *diag)
 {
-    struct ckpt *ck;
+    struct ckpt *ck = NULL;
     bool searched;
-    TRY(ckpt_open_any(path, &ck, &searched, diag));
-    enum status st = resume_from(r, ck, diag);
-    ckpt_close(ck);
-    return st;
+    return resume_opened(r, ckpt_open_any(path, &ck, &searched, diag), ck, diag);
 }
 
-/* Sets parameters and position. A fresh run in a directory that has checkpoints would
- * mix two runs: refused. */
+/* A fresh run in a directory that has checkpoints would mix two runs: refused. */
+static enum status check_no_checkpoint(const struct run *r, struct diag *diag)
+{
+    struct ckpt *ck;
+    struct diag none = {0};
+    if (!run_is_first(r) ||
+        ckpt_open_newest(r->config->checkpoint.dir, INT64_MAX, &ck, &none) != ST_OK)
+        return ST_OK;
+    int64_t step = ckpt_get_info(ck)->step;
+    ckpt_close(ck);
+    diag_set(diag, ST_CONFIG,
+             "checkpoint.dir (%s): got a directory with checkpoints (step %" PRId64
+             ") and checkpoint.resume=never, wanted an empty one",
+             r->config->checkpoint.dir, step);
+    diag_hint(diag, "another checkpoint.dir, or checkpoint.resume=auto");
+    return ST_CONFIG;
+}
+
+/* Sets parameters and position. */
 enum status run_state_begin(struct run *r, struct diag *diag)
 {
     const char *resume = r->config->checkpoint.resume;
     bool resumed = false;
     r->last_saved_step = -1;
     if (strcmp(resume, "never") == 0) {
-        struct ckpt *ck;
-        struct diag none = {0};
-        if (ckpt_open_newest(r->config->checkpoint.dir, INT64_MAX, &ck, &none) ==
-            ST_OK) {
-            int64_t step = ckpt_get_info(ck)->step;
-            ckpt_close(ck);
-            diag_set(
-                    diag, ST_CONFIG,
-                    "checkpoint.dir (%s): got a directory with checkpoints (step %" PRId64
-                    ") and checkpoint.resume=never, wanted an empty one",
-                    r->config->checkpoint.dir, step);
-            diag_hint(diag, "another checkpoint.dir, or checkpoint.resume=auto");
-            return ST_CONFIG;
-        }
+        TRY(run_agree(r, check_no_checkpoint(r, diag), diag));
     } else if (strcmp(resume, "auto") == 0) {
         TRY(resume_newest(r, &resumed, diag));
     } else {
@@ -361,7 +517,8 @@ enum status run_state_begin(struct run *r, struct diag *diag)
     if (resumed)
         return ST_OK;
     init_random(r);
-    return r->config->init[0] ? init_from(r, r->config->init, diag) : ST_OK;
+    enum status st = r->config->init[0] ? init_from(r, r->config->init, diag) : ST_OK;
+    return run_agree(r, st, diag);
 }
 
 /* ------------------------------------------------------------------------- checks */
@@ -386,10 +543,9 @@ static void finite_share(void *arg, int thread, int n_threads)
     job->bad[thread] = bad != 0;
 }
 
-static bool is_finite(const struct run *r, const struct ckpt_tensor *t, bool *bad)
+static bool is_finite(const struct run *r, const float *x, int64_t n, bool *bad)
 {
-    struct box whole = box_whole(t->ndim, t->shape);
-    struct finite_job job = {t->data, box_elems(&whole), bad};
+    struct finite_job job = {x, n, bad};
     pool_run(r->pool, finite_share, &job);
     for (int i = 0; i < r->n_threads; i++)
         if (bad[i])
@@ -397,24 +553,30 @@ static bool is_finite(const struct run *r, const struct ckpt_tensor *t, bool *ba
     return true;
 }
 
+static enum status check_piece(const struct run *r, const struct lowered_piece *p,
+                               int k, bool *bad, struct diag *diag)
+{
+    if (is_finite(r, piece_data(r, p, k), p->n, bad))
+        return ST_OK;
+    diag_set(diag, ST_DIVERGED,
+             "the state is damaged (tensor '%s', %s, after step %" PRId64
+             "): got a number that is not finite, wanted finite ones",
+             r->model.params[p->param].name, ckpt_kind_name(state_kinds[k]),
+             r->at.step);
+    diag_hint(diag, "it is not saved; the same command goes on from the last "
+                    "checkpoint, a lower train.optimizer.lr may help");
+    return ST_DIVERGED;
+}
+
 enum status run_state_check_finite(const struct run *r, struct diag *diag)
 {
-    int64_t n;
-    struct ckpt_tensor *t = state_tensors(r, &n);
+    const struct lowered *low = &r->train[0].low;
     bool *bad = mem_alloc((size_t)r->n_threads * sizeof(*bad));
     enum status st = ST_OK;
-    for (int64_t i = 0; st == ST_OK && i < n; i++) {
-        if (is_finite(r, &t[i], bad))
-            continue;
-        st = diag_set(diag, ST_DIVERGED,
-                      "the state is damaged (tensor '%s', %s, after step %" PRId64
-                      "): got a number that is not finite, wanted finite ones",
-                      t[i].name, ckpt_kind_name(t[i].kind), r->at.step);
-        diag_hint(diag, "it is not saved; the same command goes on from the last "
-                        "checkpoint, a lower train.optimizer.lr may help");
-    }
+    for (int k = 0; k < TENSORS_PER_PARAM; k++)
+        for (uint32_t i = 0; st == ST_OK && i < low->n_pieces; i++)
+            st = check_piece(r, &low->pieces[i], k, bad, diag);
     mem_free(bad);
-    mem_free(t);
     return st;
 }
 
@@ -499,13 +661,40 @@ static void state_text(const struct run *r, struct str *out)
     str_free(&yaml);
 }
 
-enum status run_save(struct run *r, struct diag *diag)
+/* What this rank gives to a checkpoint. Owns nothing but the array. */
+static struct ckpt_piece *state_pieces(const struct run *r, int64_t *n)
 {
-    TRY(run_state_check_finite(r, diag));
+    const struct lowered *low = &r->train[0].low;
+    VEC(struct ckpt_piece) out = {0};
+    for (int k = 0; k < TENSORS_PER_PARAM; k++) {
+        for (uint32_t i = 0; i < low->n_pieces; i++) {
+            const struct lowered_piece *p = &low->pieces[i];
+            struct rect rects[3];
+            int n_rects = saves_piece(r, p) ? piece_rects(r, p, 0, p->n, rects) : 0;
+            for (int j = 0; j < n_rects; j++) {
+                struct ckpt_piece piece = {(int64_t)k * r->model.n_params + p->param,
+                                           rects[j].box,
+                                           piece_data(r, p, k) + rects[j].at};
+                vec_push(&out, piece);
+            }
+        }
+    }
+    *n = out.n;
+    return out.data;
+}
+
+static enum status write_state(struct run *r, struct ckpt_saved *saved,
+                               struct diag *diag)
+{
     struct str state = {0};
-    state_text(r, &state);
-    int64_t n;
+    bool several = r->ranks.size > 1, first = run_is_first(r);
+    if (first)
+        state_text(r, &state);
+    else
+        str_add(&state, "{}"); /* the first rank's is written */
+    int64_t n, n_pieces = 0;
     struct ckpt_tensor *tensors = state_tensors(r, &n);
+    struct ckpt_piece *pieces = several ? state_pieces(r, &n_pieces) : NULL;
     struct ckpt_save save = {.dir = r->config->checkpoint.dir,
                              .step = r->at.step,
                              .tensors = tensors,
@@ -514,12 +703,26 @@ enum status run_save(struct run *r, struct diag *diag)
                              .tool = "angel",
                              .keep = (int)r->config->checkpoint.keep,
                              .pool = r->pool,
-                             .durable = r->hooks ? r->hooks->durable : NULL};
+                             .durable = r->hooks && first ? r->hooks->durable : NULL,
+                             .comm = r->ranks.control,
+                             .pieces = pieces,
+                             .n_pieces = n_pieces};
+    enum status st = ckpt_write(&save, saved, diag);
+    mem_free(tensors);
+    mem_free(pieces);
+    str_free(&state);
+    return st;
+}
+
+enum status run_save(struct run *r, struct diag *diag)
+{
     struct ckpt_saved saved;
     double start = run_now_s();
-    enum status st = ckpt_write(&save, &saved, diag);
-    mem_free(tensors);
-    str_free(&state);
+    run_be_patient(r, true);
+    TRY(run_agree(r, run_state_check_finite(r, diag), diag));
+    enum status st = write_state(r, &saved, diag);
+    run_be_patient(r, false);
+    r->ranks.agreed = st != ST_OK && st != ST_STOPPED;
     TRY(st);
     r->last_saved_step = r->at.step;
     const struct metrics_field fields[] = {

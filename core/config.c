@@ -13,8 +13,6 @@
                              ? 1                                                       \
                              : -1]))
 
-#define ONE_RANK "this build trains on one rank"
-
 static const struct opt_choice act_choices[] = {
         {"swiglu", NULL}, {"geglu", NULL}, {"gelu", NULL}, {"gelu_tanh", NULL}, {0}};
 static const struct opt_choice norm_choices[] = {
@@ -37,6 +35,14 @@ static const struct opt_choice schedule_choices[] = {
         {"cosine", NULL}, {"linear", NULL}, {"constant", NULL}, {"wsd", NULL}, {0}};
 static const struct opt_choice nonfinite_choices[] = {
         {"skip", NULL}, {"stop", NULL}, {0}};
+static const struct opt_choice zero_accumulate_choices[] = {
+        {"local", NULL}, {"sharded", NULL}, {0}};
+static const struct opt_choice pipeline_choices[] = {
+        {"auto", NULL}, {"1f1b", NULL}, {"interleaved", NULL}, {"zb", NULL}, {0}};
+static const struct opt_choice tp_comm_choices[] = {
+        {"fp32", NULL}, {"bf16", NULL}, {0}};
+static const struct opt_choice reductions_choices[] = {
+        {"ordered", NULL}, {"fast", "unordered reductions are not in this build"}, {0}};
 static const struct opt_choice activations_choices[] = {
         {"keep", NULL},
         {"selective", NULL},
@@ -122,10 +128,11 @@ static const struct opt_table batch_table = {
     ROW(k, OPT_PATH, AT(config, m, const char *), f, d, .help = (h)),
 #define LIST(k, m, f, d, t, h)                                                         \
     ROW(k, OPT_LIST, AT_LIST(m), f, d, .fields = &(t), .help = (h)),
-#define DEGREE(k, m, one, h)                                                           \
-    NUMBER(k, OPT_COUNT, AT(config, m, int64_t),                                       \
-           OPT_MATHS | OPT_PLAN | OPT_AUTO | OPT_HIDDEN, #one, one, one, NULL, h,      \
-           .later = ONE_RANK),
+#define SECONDS(k, m, f, d, lo, hi, h)                                                 \
+    NUMBER(k, OPT_SECONDS, AT(config, m, double), f, d, lo, hi, NULL, h),
+#define DEGREE(k, m, one, l, h)                                                        \
+    NUMBER(k, OPT_COUNT, AT(config, m, int64_t), OPT_PLAN | OPT_AUTO | OPT_HIDDEN,     \
+           #one, one, one, NULL, h, .later = (l)),
 #define LATER(k, l) ROW(k, OPT_SUBTREE, 0, OPT_HIDDEN, NULL, .later = (l)),
 
 static const struct opt config_rows[] = {
@@ -139,6 +146,7 @@ static const struct opt_group config_groups[] = {
         {"train.", "Training", "length, batches, precision, evaluation"},
         {"train.optimizer.", "Optimizer", "how weights are updated"},
         {"train.schedule.", "Schedule", "the learning rate over the run"},
+        {"parallel.", "Ranks", "how several ranks share the work"},
         {"memory.", "Memory", "limits, and what is kept"},
         {"checkpoint.", "Checkpoints", "saving and resuming"},
         {"log.", "Log", "what is written about the run"},

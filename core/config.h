@@ -163,9 +163,36 @@ struct config_train {
     int64_t threads; /* 0 = every processor this process may use */
 };
 
-/* Degrees are 1 (zero: 0) after config_resolve: one rank trains. */
+enum zero_accumulate {
+    ZERO_ACCUMULATE_LOCAL,
+    ZERO_ACCUMULATE_SHARDED
+};
+enum pipeline_schedule {
+    PIPELINE_AUTO,
+    PIPELINE_1F1B,
+    PIPELINE_INTERLEAVED,
+    PIPELINE_ZB
+};
+enum tp_comm {
+    TP_COMM_FP32,
+    TP_COMM_BF16
+};
+enum reductions {
+    REDUCTIONS_ORDERED
+};
+
+/* What is open here (0 of a degree, -1 of zero, "" of a text) is settled when the ranks are
+ * known (parallel/layout.h). */
 struct config_parallel {
-    int64_t tp, pp, vpp, cp, ep, etp, dp, zero;
+    int64_t tp, pp, vpp, cp, ep, etp, dp;
+    int64_t zero; /* -1 = auto */
+    enum zero_accumulate zero_accumulate;
+    enum pipeline_schedule schedule;
+    const char *layers_per_stage; /* "" = auto */
+    enum tp_comm tp_comm;
+    enum reductions reductions;
+    const char *order; /* "" = auto */
+    double deadline_s; /* -1 = auto, 0 = none */
 };
 
 enum memory_activations {

@@ -425,14 +425,6 @@ static void resolve_places(struct config *c)
     str_free(&path);
 }
 
-static void resolve_parallel(struct config_parallel *p)
-{
-    int64_t *degrees[] = {&p->tp, &p->pp, &p->vpp, &p->cp, &p->ep, &p->etp, &p->dp};
-    for (size_t i = 0; i < ARRAY_LEN(degrees); i++)
-        *degrees[i] = *degrees[i] ? *degrees[i] : 1;
-    p->zero = MAX(p->zero, 0);
-}
-
 enum status config_resolve(struct config *c, struct diag *diag)
 {
     struct opt_store s = config_store(c);
@@ -443,7 +435,6 @@ enum status config_resolve(struct config *c, struct diag *diag)
     TRY(check_micro_batch(c, diag));
     TRY(resolve_length(c, diag));
     TRY(resolve_schedule(c, diag));
-    resolve_parallel(&c->parallel);
     resolve_places(c);
     return ST_OK;
 }

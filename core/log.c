@@ -6,6 +6,7 @@
 
 static pthread_mutex_t sink_lock = PTHREAD_MUTEX_INITIALIZER;
 static enum log_level level_max = LOG_INFO;
+static _Thread_local enum log_level thread_max = LOG_DEBUG;
 static void (*hook_before)(void);
 static void (*hook_after)(void);
 static uint64_t n_lines;
@@ -13,6 +14,11 @@ static uint64_t n_lines;
 void log_set_level(enum log_level level)
 {
     level_max = level;
+}
+
+void log_set_thread_level(enum log_level level)
+{
+    thread_max = level;
 }
 
 enum log_level log_get_level(void)
@@ -41,7 +47,7 @@ static void write_line(const char *prefix, const char *text)
 void log_line(enum log_level level, const char *fmt, ...)
 {
     static const char *const prefix[] = {"angel: ", "angel: warning: ", "", "debug: "};
-    if (level > level_max)
+    if (level > level_max || level > thread_max)
         return;
     char text[2048];
     va_list ap;

@@ -16,6 +16,10 @@ enum log_level {
 void log_set_level(enum log_level level);
 enum log_level log_get_level(void);
 
+/* The same for the calling thread alone: ranks that are threads of a process leave it to
+ * one of them to log. Default: LOG_DEBUG. */
+void log_set_thread_level(enum log_level level);
+
 /* Called before a line is written and after, so that a redrawn progress line can step
  * aside; NULL for none. */
 void log_set_hooks(void (*before)(void), void (*after)(void));

@@ -261,6 +261,8 @@ static enum parse set_enum(const struct opt *o, void *at, const char *text)
         memcpy(at, &i, sizeof(i));
         return PARSE_OK;
     }
+    if ((o->flags & OPT_AUTO) && strcmp(text, "auto") == 0)
+        return set_enum(o, at, o->default_text);
     return o->later ? PARSE_LATER : PARSE_TYPE;
 }
 
@@ -552,6 +554,23 @@ static enum status set_in_reals(const struct opt_store *s, const struct target *
     return set_checked(s, &one, key, text, where, diag);
 }
 
+/* An element of a list that is kept as text: it goes behind those before it. */
+static enum status set_in_commas(const struct opt_store *s, const struct target *target,
+                                 const char *key, const char *text, const char *where,
+                                 struct diag *diag)
+{
+    const char *rest = target->rest, *before;
+    int64_t index;
+    if (!take_index(&rest, &index) || *rest != '\0')
+        return not_a_mapping(target->opt, key, where, diag);
+    memcpy(&before, (const char *)s->base + target->opt->offset, sizeof(before));
+    struct str all = {0};
+    str_printf(&all, "%s%s%s", before, *before ? "," : "", text ? text : "");
+    enum status st = set_checked(s, target->opt, key, str_get(&all), where, diag);
+    str_free(&all);
+    return st;
+}
+
 enum status opt_begin_sequence(const struct opt_store *s, const char *key, int64_t n,
                                const char *where, int layer, struct diag *diag)
 {
@@ -564,7 +583,9 @@ enum status opt_begin_sequence(const struct opt_store *s, const char *key, int64
     const struct opt *o = target.opt;
     if (o->type == OPT_SUBTREE)
         return opt_set(s, key, "[...]", where, layer, diag);
-    bool takes_list = o->type == OPT_LIST || (o->type == OPT_REALS && n == o->n_elems);
+    bool commas = o->type == OPT_TEXT && (o->flags & OPT_COMMAS);
+    bool takes_list =
+            o->type == OPT_LIST || commas || (o->type == OPT_REALS && n == o->n_elems);
     if (!takes_list || *target.rest != '\0') {
         struct str want = {0};
         opt_describe_wanted(o, false, &want);
@@ -575,6 +596,8 @@ enum status opt_begin_sequence(const struct opt_store *s, const char *key, int64
     }
     if (o->type == OPT_LIST)
         list_put(o, s->base, (struct opt_list){0});
+    if (commas)
+        TRY(set_checked(s, o, key, "", where, diag));
     note_origin(s, target.index, where, layer);
     return ST_OK;
 }
@@ -711,6 +734,8 @@ enum status opt_set(const struct opt_store *s, const char *key, const char *text
         TRY(set_checked(s, o, key, text, where, diag));
     else if (o->type == OPT_REALS)
         TRY(set_in_reals(s, &target, key, text, where, diag));
+    else if (o->type == OPT_TEXT && (o->flags & OPT_COMMAS))
+        TRY(set_in_commas(s, &target, key, text, where, diag));
     else
         return not_a_mapping(o, key, where, diag);
     note_origin(s, target.index, where, layer);

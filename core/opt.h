@@ -35,12 +35,13 @@ enum opt_type {
 
 enum {
     OPT_AUTO = 1 << 0, /* the word `auto` is a value too: stored as "", 0, or -1 where 0
-                             is in bounds */
+                             is in bounds; of an OPT_ENUM it is the default */
     OPT_MATHS = 1 << 1,   /* another value changes the mathematics of a run */
     OPT_HIDDEN = 1 << 2,  /* in no help, no manual and no printed configuration */
     OPT_PLAN = 1 << 3,    /* shapes the program: layout, memory, micro-batches */
     OPT_PRIMARY = 1 << 4, /* a list's field that a bare scalar element means */
     OPT_NEEDED = 1 << 5,  /* a list's field that every element must give */
+    OPT_COMMAS = 1 << 6,  /* OPT_TEXT: a list is taken as its elements with commas */
 };
 
 /* The value of a choice is its place in the list. `later`, where set, says why a choice

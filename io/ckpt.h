@@ -17,6 +17,7 @@
 #define IO_CKPT_H
 
 #include "core/arena.h"
+#include "core/comm.h"
 #include "core/pool.h"
 #include "io/box.h"
 #include "io/durable.h"
@@ -60,6 +61,13 @@ MUST_CHECK enum status ckpt_lock(const char *dir, struct durable *d,
                                  struct ckpt_lock **lock, struct diag *diag);
 void ckpt_unlock(struct ckpt_lock *lock);
 
+/* A box of a tensor that one of several writers has. */
+struct ckpt_piece {
+    int64_t tensor; /* index in ckpt_save.tensors */
+    struct box box;
+    const void *data; /* dtype[box], row-major */
+};
+
 struct ckpt_save {
     const char *dir; /* the directory of checkpoints, made where it is missing */
     int64_t step;
@@ -72,6 +80,13 @@ struct ckpt_save {
     int64_t shard_raw_bytes; /* a shard file holds about this much; 0: 4 GiB */
     struct pool *pool;       /* threads to compress with, or NULL */
     struct durable *durable; /* hooks of tests, or NULL */
+
+    /* Several ranks write one checkpoint together: each gives pieces, and the pieces of all
+     * cover every tensor once. All else is the same on all ranks; state_json, keep and tool
+     * are read on the first one. NULL: one writer, whose tensors have data. */
+    struct comm *comm;
+    const struct ckpt_piece *pieces;
+    int64_t n_pieces;
 };
 
 struct ckpt_saved {
@@ -82,10 +97,12 @@ struct ckpt_saved {
     uint64_t digest;   /* sum of the chunks' hashes */
 };
 
-/* Writes and publishes DIR/step-N, replacing an old one of that step in one move. On any
+/* Writes and publishes DIR/step-N (with several writers, chunk by chunk the same bytes as
+ * one would), replacing an old one of that step in one move. On any
  * error nothing of it stays and older checkpoints are as they were; an error of retention
  * alone is logged, not returned. errors: ST_CREATE, ST_IO with path and reason; ST_CONFIG
- * for tensors that a checkpoint cannot hold (a name twice, an extent of 2^32). */
+ * for tensors that a checkpoint cannot hold (a name twice, an extent of 2^32). Several
+ * writers have all the same status; ST_STOPPED where one was lost. */
 MUST_CHECK enum status ckpt_write(const struct ckpt_save *save, struct ckpt_saved *out,
                                   struct diag *diag);
 

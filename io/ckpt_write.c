@@ -8,41 +8,9 @@
 #include "core/log.h"
 #include "core/str.h"
 #include "core/vec.h"
-#include "io/ckpt_format.h"
+#include "io/ckpt_save.h"
 #include "io/file.h"
 #include "io/json.h"
-
-#define UUID_TEXT (2 * SHARD_UUID_BYTES + 1)
-
-struct out_file {
-    const char *name;
-    int64_t bytes;
-    uint64_t hash[2];
-    int64_t n_chunks;
-    bool is_shard;
-};
-
-/* Which tensors, [first, end) of the order, go to which shard. */
-struct out_shard {
-    int64_t first;
-    int64_t end;
-};
-
-struct saver {
-    const struct ckpt_save *save;
-    struct arena arena;
-    struct shard_crew *crew;
-    struct shard_table table;
-    int64_t *order; /* [n_tensors]: the caller's index of tensor id i */
-    VEC(struct out_shard) shards;
-    uint32_t n_model_shards;
-    VEC(struct out_file) files;
-    uint8_t uuid[SHARD_UUID_BYTES];
-    char uuid_text[UUID_TEXT];
-    const char *tmp;   /* DIR/.tmp-step-N-uuid */
-    const char *final; /* DIR/step-N */
-    int64_t raw_bytes;
-};
 
 /* Checks. */
 
@@ -87,7 +55,7 @@ static enum status check_tensor(struct saver *s, const struct ckpt_tensor *t,
     return ST_OK;
 }
 
-static enum status check_save(struct saver *s, struct diag *diag)
+enum status saver_check(struct saver *s, struct diag *diag)
 {
     const struct ckpt_save *save = s->save;
     if (save->step < 0 || save->step > CKPT_STEP_MAX)
@@ -105,16 +73,16 @@ static enum status check_save(struct saver *s, struct diag *diag)
 
 /* Planning. */
 
-static void make_uuid(struct saver *s)
+void saver_make_uuid(struct saver *s)
 {
     ssize_t n = getrandom(s->uuid, sizeof(s->uuid), 0);
     ASSERT(n == (ssize_t)sizeof(s->uuid)); /* up to 256 bytes never come short */
-    for (int i = 0; i < SHARD_UUID_BYTES; i++)
-        snprintf(s->uuid_text + 2 * i, 3, "%02x", s->uuid[i]);
 }
 
-static void make_paths(struct saver *s)
+void saver_make_paths(struct saver *s)
 {
+    for (int i = 0; i < SHARD_UUID_BYTES; i++)
+        snprintf(s->uuid_text + 2 * i, 3, "%02x", s->uuid[i]);
     char step[CKPT_NAME_BYTES];
     struct str tmp = {0};
     ckpt_step_name(s->save->step, step);
@@ -124,7 +92,7 @@ static void make_paths(struct saver *s)
     str_free(&tmp);
 }
 
-static int64_t tensor_bytes(const struct ckpt_tensor *t)
+int64_t saver_tensor_bytes(const struct ckpt_tensor *t)
 {
     struct box whole = box_whole(t->ndim, t->shape);
     return box_elems(&whole) * (int64_t)dtype_bytes(t->dtype);
@@ -142,20 +110,20 @@ static void plan_group(struct saver *s, bool model, int64_t *n_ordered)
         const struct ckpt_tensor *t = &save->tensors[i];
         if (ckpt_kind_is_model(t->kind) != model)
             continue;
-        if (open.end > open.first && held + tensor_bytes(t) > limit) {
+        if (open.end > open.first && held + saver_tensor_bytes(t) > limit) {
             vec_push(&s->shards, open);
             open.first = open.end;
             held = 0;
         }
         s->order[open.end++] = i;
-        held += tensor_bytes(t);
+        held += saver_tensor_bytes(t);
     }
     if (open.end > open.first)
         vec_push(&s->shards, open);
     *n_ordered = open.end;
 }
 
-static void plan(struct saver *s)
+void saver_order(struct saver *s)
 {
     int64_t n = 0;
     s->order = arena_array(&s->arena, int64_t, s->save->n_tensors);
@@ -366,12 +334,21 @@ out:
     return st;
 }
 
-static enum status write_all(struct saver *s, struct diag *diag)
+enum status saver_begin(struct saver *s, struct diag *diag)
 {
     TRY(durable_mkdir(s->save->durable, s->save->dir, diag));
-    TRY(durable_mkdir(s->save->durable, s->tmp, diag));
+    return durable_mkdir(s->save->durable, s->tmp, diag);
+}
+
+static enum status write_shards(struct saver *s, struct diag *diag)
+{
     for (uint32_t i = 0; i < s->shards.n; i++)
         TRY(write_shard(s, i, diag));
+    return ST_OK;
+}
+
+enum status saver_publish(struct saver *s, struct diag *diag)
+{
     TRY(write_index(s, diag));
     TRY(write_small(s, "state.json", s->save->state_json, strlen(s->save->state_json),
                     diag));
@@ -380,6 +357,13 @@ static enum status write_all(struct saver *s, struct diag *diag)
     snprintf(aside, sizeof(aside), CKPT_TRASH_PREFIX "%s", s->uuid_text);
     return durable_replace_dir(s->save->durable, s->tmp, s->final,
                                ckpt_join(&s->arena, s->save->dir, aside), diag);
+}
+
+void saver_discard(struct saver *s)
+{
+    struct diag unused = {0};
+    if (durable_remove_tree(s->save->durable, s->tmp, &unused) != ST_OK)
+        log_warn("cannot remove the unfinished checkpoint: %s", unused.text);
 }
 
 static enum status write_latest(struct saver *s, struct diag *diag)
@@ -417,33 +401,47 @@ static void report(const struct saver *s, struct ckpt_saved *out)
         out->file_bytes += s->files.data[i].bytes;
 }
 
+void saver_tidy(struct saver *s, struct ckpt_saved *out)
+{
+    report(s, out);
+    tidy(s, &out->n_removed);
+}
+
+void saver_free(struct saver *s)
+{
+    shard_crew_destroy(s->crew);
+    vec_free(&s->table);
+    vec_free(&s->shards);
+    vec_free(&s->files);
+    arena_release(&s->arena);
+}
+
 enum status ckpt_write(const struct ckpt_save *save, struct ckpt_saved *out,
                        struct diag *diag)
 {
+    if (save->comm)
+        return ckpt_write_together(save, out, diag);
     struct saver s = {.save = save};
     memset(out, 0, sizeof(*out));
-    enum status st = check_save(&s, diag);
+    enum status st = saver_check(&s, diag);
     if (st == ST_OK) {
-        make_uuid(&s);
-        make_paths(&s);
-        plan(&s);
+        saver_make_uuid(&s);
+        saver_make_paths(&s);
+        saver_order(&s);
         s.crew = shard_crew_create(save->pool);
-        st = write_all(&s, diag);
-        struct diag unused = {0};
-        if (st != ST_OK && durable_remove_tree(save->durable, s.tmp, &unused) != ST_OK)
-            log_warn("cannot remove the unfinished checkpoint: %s", unused.text);
+        st = saver_begin(&s, diag);
+        if (st == ST_OK)
+            st = write_shards(&s, diag);
+        if (st == ST_OK)
+            st = saver_publish(&s, diag);
+        if (st != ST_OK)
+            saver_discard(&s);
         /* Renamed, but not known to be on the device: older ones must stay. */
         if (st == ST_OK)
             st = durable_sync_dir(save->durable, save->dir, diag);
     }
-    if (st == ST_OK) {
-        report(&s, out);
-        tidy(&s, &out->n_removed);
-    }
-    shard_crew_destroy(s.crew);
-    vec_free(&s.table);
-    vec_free(&s.shards);
-    vec_free(&s.files);
-    arena_release(&s.arena);
+    if (st == ST_OK)
+        saver_tidy(&s, out);
+    saver_free(&s);
     return st;
 }

@@ -262,12 +262,11 @@ static void encode_lane(void *arg, int thread, int n_threads)
     codec_encode(lane->codec, &spec, raw, elems, packed, &k->coding);
 }
 
-static enum status put_batch(struct batch *b, struct diag *diag)
+static enum status put_chunks(struct shard_writer *w, struct shard_chunk *chunks,
+                              int64_t n, struct diag *diag)
 {
-    struct shard_writer *w = b->w;
-    int64_t n = MIN(b->grid->n - b->first, w->crew->n);
     for (int64_t i = 0; i < n; i++) {
-        struct shard_chunk *k = &b->chunks[i];
+        struct shard_chunk *k = &chunks[i];
         k->offset = w->file.offset;
         int64_t bytes = shard_chunk_bytes(k);
         if (bytes > 0)
@@ -293,7 +292,51 @@ enum status shard_add(struct shard_writer *w, const struct shard_tensor *t,
     enum status st = ST_OK;
     for (; b.first < grid.n && st == ST_OK; b.first += w->crew->n) {
         shard_crew_run(w->crew, encode_lane, &b);
-        st = put_batch(&b, diag);
+        st = put_chunks(w, b.chunks, MIN(grid.n - b.first, w->crew->n), diag);
+    }
+    mem_free(b.chunks);
+    return st;
+}
+
+/* A batch of tiles: one for each thread of the crew. */
+struct tile_batch {
+    struct shard_writer *w;
+    const struct shard_tile *tiles;
+    int64_t n;
+    struct shard_chunk *chunks; /* [threads] */
+};
+
+static void encode_tile(void *arg, int thread, int n_threads)
+{
+    (void)n_threads;
+    struct tile_batch *b = arg;
+    if (thread >= b->n)
+        return;
+    struct lane *lane = &b->w->crew->lanes[thread];
+    struct shard_chunk *k = &b->chunks[thread];
+    const struct shard_tile *t = &b->tiles[thread];
+    int64_t elems = box_elems(&t->box);
+    *k = (struct shard_chunk){.tensor = t->tensor,
+                              .file = b->w->shard,
+                              .box = t->box,
+                              .raw_bytes = elems * (int64_t)dtype_bytes(t->dtype)};
+    k->hash = hash64(t->data, (size_t)k->raw_bytes);
+    void *packed = grow(&lane->packed, &lane->packed_cap, codec_bound(t->dtype, elems));
+    struct codec_spec spec = {t->dtype, t->non_negative, b->w->raw};
+    codec_encode(lane->codec, &spec, t->data, elems, packed, &k->coding);
+}
+
+enum status shard_add_tiles(struct shard_writer *w, const struct shard_tile *tiles,
+                            int64_t n, struct diag *diag)
+{
+    struct tile_batch b = {.w = w};
+    b.chunks = mem_alloc((size_t)w->crew->n * sizeof(*b.chunks));
+    enum status st = ST_OK;
+    for (int64_t first = 0; first < n && st == ST_OK; first += w->crew->n) {
+        b.tiles = tiles + first;
+        b.n = MIN(n - first, w->crew->n);
+        shard_crew_run(w->crew, encode_tile, &b);
+        st = put_chunks(w, b.chunks, b.n, diag);
     }
     mem_free(b.chunks);
     return st;

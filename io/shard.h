@@ -97,6 +97,20 @@ MUST_CHECK enum status shard_create(struct durable *d, const char *path,
 MUST_CHECK enum status shard_add(struct shard_writer *w, const struct shard_tensor *t,
                                  struct diag *diag);
 
+/* One chunk to be written: a tile of a tensor's grid that lies in memory by itself. */
+struct shard_tile {
+    uint32_t tensor; /* id */
+    enum dtype dtype;
+    bool non_negative;
+    struct box box;
+    const void *data; /* dtype[box], row-major */
+};
+
+/* Writes tiles as chunks, in order. errors: ST_IO. */
+MUST_CHECK enum status shard_add_tiles(struct shard_writer *w,
+                                       const struct shard_tile *tiles, int64_t n,
+                                       struct diag *diag);
+
 /* Writes table and footer, flushes, closes and frees, whatever happens. out: the file's
  * bytes and XXH3-128. errors: ST_IO. */
 MUST_CHECK enum status shard_finish(struct shard_writer *w, int64_t *bytes,
