@@ -479,7 +479,8 @@ static enum status resume_named(struct run *r, const char *path, struct diag *di
 {
     struct ckpt *ck = NULL;
     bool searched;
-    return resume_opened(r, ckpt_open_any(path, &ck, &searched, diag), ck, diag);
+    enum status st = ckpt_open_any(path, &ck, &searched, diag);
+    return resume_opened(r, st, ck, diag);
 }
 
 /* A fresh run in a directory that has checkpoints would mix two runs: refused. */
