@@ -684,6 +684,12 @@ static struct ckpt_piece *state_pieces(const struct run *r, int64_t *n)
     return out.data;
 }
 
+static struct durable *durable_of(const struct run *r)
+{
+    const struct run_hooks *h = r->hooks;
+    return h && h->durable_rank == r->ranks.rank ? h->durable : NULL;
+}
+
 static enum status write_state(struct run *r, struct ckpt_saved *saved,
                                struct diag *diag)
 {
@@ -704,7 +710,7 @@ static enum status write_state(struct run *r, struct ckpt_saved *saved,
                              .tool = "angel",
                              .keep = (int)r->config->checkpoint.keep,
                              .pool = r->pool,
-                             .durable = r->hooks && first ? r->hooks->durable : NULL,
+                             .durable = durable_of(r),
                              .comm = r->ranks.control,
                              .pieces = pieces,
                              .n_pieces = n_pieces};
