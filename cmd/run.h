@@ -61,8 +61,10 @@ struct run;
 /* What a test looks at and meddles with; NULL members, and no hooks at all, in a run. */
 struct run_hooks {
     struct durable *durable; /* of the checkpoint directory and of every save */
+    int durable_rank;        /* the rank that has it */
     double peak_flops;       /* in place of measuring it, which takes time; 0: none */
-    /* Called before each computation of a step: `attempt` is 1 when it is repeated. */
+    /* Called on every rank before each computation of a step: `attempt` is 1 when it is
+     * repeated. */
     void (*before_compute)(void *arg, struct run *r, int attempt);
     void *arg;
 };
@@ -79,6 +81,7 @@ struct run {
     int64_t n_params;
     int64_t micro_batch;
     enum memory_activations activations;
+    int64_t monitor_every; /* steps; 0: never, as always with several ranks */
     int64_t device_limit_bytes;
     bool device_limit_given;
     struct backend *backend;

@@ -151,8 +151,9 @@ static enum status open_outputs(struct run *r, struct diag *diag)
 {
     if (!run_is_first(r))
         return ST_OK;
-    TRY(ckpt_lock(r->config->checkpoint.dir, r->hooks ? r->hooks->durable : NULL,
-                  &r->lock, diag));
+    struct durable *d =
+            r->hooks && r->hooks->durable_rank == 0 ? r->hooks->durable : NULL;
+    TRY(ckpt_lock(r->config->checkpoint.dir, d, &r->lock, diag));
     TRY(run_probe_output(r, diag));
     return metrics_open(r->config->log.jsonl, &r->metrics, diag);
 }
@@ -646,8 +647,8 @@ static enum status stop(struct run *r, struct diag *diag)
 {
     const char *by = strsignal(r->stop_signal);
     event(r, "stopped by a signal");
-    r->ranks.agreed = true;
     if (r->at.step == 0) {
+        r->ranks.agreed = true;
         diag_set(diag, ST_STOPPED, "stopped by %s before the first step", by);
         diag_hint(diag, "the same command starts again");
         return ST_STOPPED;
@@ -658,6 +659,7 @@ static enum status stop(struct run *r, struct diag *diag)
                      r->at.step);
         return st;
     }
+    r->ranks.agreed = true;
     diag_set(diag, ST_STOPPED, "stopped by %s after step %" PRId64 "; saved in %s", by,
              r->at.step, r->config->checkpoint.dir);
     diag_hint(diag, "the same command goes on from there");

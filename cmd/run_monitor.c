@@ -39,7 +39,7 @@ struct run_monitor {
 
 bool run_monitor_is_due(const struct run *r, int64_t step)
 {
-    int64_t every = r->config->log.monitor_every;
+    int64_t every = r->monitor_every;
     return every > 0 && (step + 1) % every == 0;
 }
 
@@ -155,7 +155,7 @@ enum status run_monitor_open(struct run *r, struct diag *diag)
         m->figures = mem_alloc(n * sizeof(*m->figures));
         m->alarms = mem_alloc(n * sizeof(*m->alarms));
         m->watch = probe_watch_create(&r->model, p->low.probes, p->low.n_probes,
-                                      log->monitor_every);
+                                      r->monitor_every);
     }
     if (log->tensorboard[0])
         TRY(tensorboard_open(log->tensorboard, r->at.step > 0 ? r->at.step : -1,

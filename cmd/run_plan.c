@@ -280,7 +280,7 @@ static enum status settle(struct run *r, struct fit *fit, struct diag *diag)
 {
     const struct config *c = r->config;
     TRY(keep_micro_batch(r, diag));
-    bool monitors = c->log.monitor_every > 0;
+    bool monitors = r->monitor_every > 0;
     if (c->memory.activations == ACTIVATIONS_AUTO || c->train.micro_batch == 0) {
         TRY(search(r, false, fit, diag));
         if (monitors)
@@ -381,15 +381,15 @@ static enum status open_backend(struct run *r, struct diag *diag)
 /* Probes look at whole parameters of one rank. */
 static void settle_monitors(struct run *r)
 {
-    struct config *c = r->config;
-    struct opt_store s = config_store(c);
-    if (r->ranks.size == 1 || c->log.monitor_every == 0)
+    struct opt_store s = config_store(r->config);
+    r->monitor_every = r->config->log.monitor_every;
+    if (r->ranks.size == 1 || r->monitor_every == 0)
         return;
     if (strcmp(opt_where(&s, "log.monitor_every"), "default") != 0)
         log_warn("log.monitor_every (%s): got %lld, but statistics of parameters and "
-                 "activations are looked at with one rank only: left out",
-                 opt_where(&s, "log.monitor_every"), (long long)c->log.monitor_every);
-    c->log.monitor_every = 0;
+                 "activations are taken with one rank only: left out",
+                 opt_where(&s, "log.monitor_every"), (long long)r->monitor_every);
+    r->monitor_every = 0;
 }
 
 static enum status gather_sheets(struct run *r, struct diag *diag)
@@ -508,7 +508,7 @@ struct run_program *run_program_next(struct run *r)
 
 const struct run_program *run_main_program(const struct run *r)
 {
-    bool always = r->config->log.monitor_every == 1;
+    bool always = r->monitor_every == 1;
     return &r->train[(always ? r->n_train : r->n_plain) - 1];
 }
 

@@ -76,36 +76,97 @@ static void add_batch_line(const struct run *r, struct str *out)
     const struct run_program *p = run_main_program(r);
     str_printf(out,
                "step        %" PRId64 " tokens = %" PRId64 " sequences of %" PRId64
-               ", in %u micro-batches of %" PRId64 "; %" PRId64 " steps; %s\n",
+               ", in %u micro-batches of %" PRId64 "%s; %" PRId64 " steps; %s\n",
                p->global_batch * c->data.seq_len, p->global_batch, c->data.seq_len,
-               p->low.program.n_micro_batches, r->micro_batch, c->train.steps,
+               p->low.program.n_micro_batches, r->micro_batch,
+               c->parallel.dp > 1 ? " on each data rank" : "", c->train.steps,
                precision_name(r));
+}
+
+/* One line of the table of memory: of this rank, and of the largest one where there are
+ * several. */
+static void add_bytes(const struct run *r, struct str *out, const char *name,
+                      int64_t mine, int64_t largest, const char *note)
+{
+    char size[32], most[32];
+    str_printf(out, "  %-12s %12s", name, text_bytes(mine, size, sizeof(size)));
+    if (r->ranks.size > 1)
+        str_printf(out, " %12s", text_bytes(largest, most, sizeof(most)));
+    str_printf(out, "%s\n", note);
 }
 
 static void add_memory(const struct run *r, struct str *out)
 {
-    const struct mem_pool *pool = largest_pool(r);
-    char size[32], peak[96];
+    char size[32], peak[96], head[32];
+    int rank;
+    const struct run_sheet *mine = &r->sheets[r->ranks.rank];
+    const struct run_sheet *most = run_largest_sheet(r, &rank);
     str_printf(out, "memory      %s in one arena, peak at %s, activations: %s",
                text_bytes(arena_bytes(r), size, sizeof(size)),
                peak_op_text(r, peak, sizeof(peak)), activations_name(r->activations));
     if (r->train[0].low.n_recomputed)
         str_printf(out, " (%u ops computed again)", r->train[0].low.n_recomputed);
     str_addc(out, '\n');
+    if (r->ranks.size > 1) {
+        snprintf(head, sizeof(head), "rank %d", rank);
+        str_printf(out, "  %-12s %12s %12s  with the most bytes\n", "of", "rank 0",
+                   head);
+        add_bytes(r, out, "arena", mine->arena_bytes, most->arena_bytes, "");
+    }
     for (int c = 0; c < SC_COUNT; c++)
-        if (pool->class_bytes[c] > 0)
-            str_printf(out, "  %-12s %12s\n", storage_class_name((enum storage_class)c),
-                       text_bytes(pool->class_bytes[c], size, sizeof(size)));
-    str_printf(out, "  %-12s %12s  beside the arena: packing buffers of the kernels\n",
-               "scratch", text_bytes(r->scratch_bytes, size, sizeof(size)));
-    str_printf(out, "  %-12s %12s  beside the arena: batches read ahead\n", "reader",
-               text_bytes(run_reader_bytes(r), size, sizeof(size)));
+        if (mine->class_bytes[c] > 0 || most->class_bytes[c] > 0)
+            add_bytes(r, out, storage_class_name((enum storage_class)c),
+                      mine->class_bytes[c], most->class_bytes[c], "");
+    add_bytes(r, out, "scratch", mine->scratch_bytes, most->scratch_bytes,
+              "  beside the arena: packing buffers of the kernels");
+    add_bytes(r, out, "reader", mine->reader_bytes, most->reader_bytes,
+              "  beside the arena: batches read ahead");
 }
 
-static void add_layout_line(const struct run *r, struct str *out)
+/* A kind of groups: how many there are, of how many ranks each. */
+struct group_kind {
+    const char *name;
+    int n, of;
+};
+
+static int list_group_kinds(const struct run *r, struct group_kind out[GROUP_COUNT])
 {
-    str_printf(out, "layout      one rank, %d compute threads on the CPU\n",
-               r->n_threads);
+    const struct mesh *m = &r->layout.mesh;
+    int tp = m->degree[MESH_TP], kv = (int)r->model.config.kv_heads;
+    const struct group_kind all[] = {
+            {"tensor", 0, tp},
+            {"key-value", 0, tp > kv ? tp / kv : 1},
+            {"data", 0, m->degree[MESH_DP]},
+            {"pipeline", 0, m->degree[MESH_PP]},
+    };
+    int n = 0;
+    for (size_t i = 0; i < ARRAY_LEN(all); i++)
+        if (all[i].of > 1)
+            out[n++] =
+                    (struct group_kind){all[i].name, m->world / all[i].of, all[i].of};
+    if (r->model.config.tied && m->degree[MESH_PP] > 1)
+        out[n++] = (struct group_kind){"tied-ends", m->world / m->degree[MESH_PP], 2};
+    return n;
+}
+
+static void add_layout(const struct run *r, struct str *out)
+{
+    struct group_kind groups[GROUP_COUNT];
+    const char *many = r->n_threads == 1 ? "" : "s";
+    if (r->ranks.size == 1) {
+        str_printf(out, "layout      one rank, %d compute thread%s on the CPU\n",
+                   r->n_threads, many);
+        return;
+    }
+    str_printf(out, "layout      %d ranks: ", r->ranks.size);
+    layout_print(&r->layout, r->config, out);
+    str_printf(out, "; %d compute thread%s each\n", r->n_threads, many);
+    int n = list_group_kinds(r, groups);
+    str_add(out, "groups      ");
+    for (int i = 0; i < n; i++)
+        str_printf(out, "%s%d %s groups of %d", i ? ", " : "", groups[i].n,
+                   groups[i].name, groups[i].of);
+    str_addc(out, '\n');
 }
 
 void run_print_banner(const struct run *r)
@@ -114,7 +175,7 @@ void run_print_banner(const struct run *r)
     char rate[32];
     add_model_line(r, &text);
     add_batch_line(r, &text);
-    add_layout_line(r, &text);
+    add_layout(r, &text);
     add_memory(r, &text);
     str_printf(
             &text,
@@ -128,6 +189,62 @@ void run_print_banner(const struct run *r)
     if (r->resumed_from)
         log_info("resumed     step %" PRId64 " of %" PRId64 " from %s", r->at.step,
                  r->config->train.steps, r->resumed_from);
+}
+
+static void key_i64(struct json_writer *w, const char *key, int64_t value)
+{
+    json_key(w, key);
+    json_i64(w, value);
+}
+
+static void layout_json(const struct run *r, struct json_writer *w)
+{
+    const struct config_parallel *p = &r->config->parallel;
+    struct group_kind groups[GROUP_COUNT];
+    json_key(w, "layout");
+    json_begin_object(w);
+    key_i64(w, "tp", p->tp);
+    key_i64(w, "pp", p->pp);
+    key_i64(w, "vpp", p->vpp);
+    key_i64(w, "dp", p->dp);
+    key_i64(w, "zero", p->zero);
+    json_key(w, "schedule");
+    json_string(w, schedule_name(r->layout.schedule));
+    json_key(w, "layers_per_stage");
+    json_begin_array(w);
+    for (int64_t i = 0; i < p->pp * p->vpp; i++)
+        json_i64(w, r->layout.chunk_layers[i]);
+    json_end_array(w);
+    json_key(w, "groups");
+    json_begin_array(w);
+    for (int i = 0, n = list_group_kinds(r, groups); i < n; i++) {
+        json_begin_object(w);
+        json_key(w, "kind");
+        json_string(w, groups[i].name);
+        key_i64(w, "groups", groups[i].n);
+        key_i64(w, "ranks", groups[i].of);
+        json_end_object(w);
+    }
+    json_end_array(w);
+    json_end_object(w);
+}
+
+static void sheets_json(const struct run *r, struct json_writer *w)
+{
+    json_key(w, "memory_of_ranks");
+    json_begin_array(w);
+    for (int i = 0; i < r->ranks.size; i++) {
+        const struct run_sheet *s = &r->sheets[i];
+        json_begin_object(w);
+        key_i64(w, "rank", i);
+        key_i64(w, "arena_bytes", s->arena_bytes);
+        key_i64(w, "scratch_bytes", s->scratch_bytes);
+        key_i64(w, "reader_bytes", s->reader_bytes);
+        for (int c = 0; c < SC_COUNT; c++)
+            key_i64(w, storage_class_name((enum storage_class)c), s->class_bytes[c]);
+        json_end_object(w);
+    }
+    json_end_array(w);
 }
 
 static void dry_run_json(const struct run *r, struct str *out)
@@ -147,7 +264,8 @@ static void dry_run_json(const struct run *r, struct str *out)
     json_key(&w, "model_flops_per_step");
     json_f64(&w, run_main_program(r)->model_flops);
     json_key(&w, "ranks");
-    json_i64(&w, 1);
+    json_i64(&w, r->ranks.size);
+    layout_json(r, &w);
     json_key(&w, "memory");
     json_begin_object(&w);
     json_key(&w, "arena_bytes");
@@ -168,6 +286,7 @@ static void dry_run_json(const struct run *r, struct str *out)
     }
     json_end_object(&w);
     json_end_object(&w);
+    sheets_json(r, &w);
     json_end_object(&w);
     str_addc(out, '\n');
 }
@@ -181,7 +300,7 @@ void run_print_dry_run(const struct run *r, bool json, struct str *out)
     char flops[32];
     add_model_line(r, out);
     add_batch_line(r, out);
-    add_layout_line(r, out);
+    add_layout(r, out);
     add_memory(r, out);
     str_printf(out, "flops       %sflop of the model a step\n",
                text_count(run_main_program(r)->model_flops, flops, sizeof(flops)));

@@ -479,7 +479,8 @@ static enum status resume_named(struct run *r, const char *path, struct diag *di
 {
     struct ckpt *ck = NULL;
     bool searched;
-    return resume_opened(r, ckpt_open_any(path, &ck, &searched, diag), ck, diag);
+    enum status st = ckpt_open_any(path, &ck, &searched, diag);
+    return resume_opened(r, st, ck, diag);
 }
 
 /* A fresh run in a directory that has checkpoints would mix two runs: refused. */
@@ -683,6 +684,12 @@ static struct ckpt_piece *state_pieces(const struct run *r, int64_t *n)
     return out.data;
 }
 
+static struct durable *durable_of(const struct run *r)
+{
+    const struct run_hooks *h = r->hooks;
+    return h && h->durable_rank == r->ranks.rank ? h->durable : NULL;
+}
+
 static enum status write_state(struct run *r, struct ckpt_saved *saved,
                                struct diag *diag)
 {
@@ -703,7 +710,7 @@ static enum status write_state(struct run *r, struct ckpt_saved *saved,
                              .tool = "angel",
                              .keep = (int)r->config->checkpoint.keep,
                              .pool = r->pool,
-                             .durable = r->hooks && first ? r->hooks->durable : NULL,
+                             .durable = durable_of(r),
                              .comm = r->ranks.control,
                              .pieces = pieces,
                              .n_pieces = n_pieces};

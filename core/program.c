@@ -583,7 +583,8 @@ static bool prune_once(struct program *p, bool *dead, uint32_t *reads)
     count_reads(p, dead, reads);
     for (uint32_t o = p->ops.n; o-- > 0;) {
         struct prog_op *op = &p->ops.data[o];
-        bool any = op->n_out == 0; /* done for its effect */
+        /* Done for its effect, or because others read what it brings them. */
+        bool any = op->n_out == 0 || op_kind_is_comm((enum op_kind)op->kind);
         if (dead[o])
             continue;
         for (int i = 0; i < op->n_out; i++) {

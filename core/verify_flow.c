@@ -234,7 +234,8 @@ static void check_use(struct checker *c)
             c->st = diag_set(c->diag, ST_INTERNAL, "no call runs segment %s", name);
         for (uint32_t o = seg->op_begin; o < seg->op_end && c->st == ST_OK; o++) {
             char label[64];
-            if (c->of_use[o] || c->p->ops.data[o].n_out == 0)
+            if (c->of_use[o] || c->p->ops.data[o].n_out == 0 ||
+                op_kind_is_comm((enum op_kind)c->p->ops.data[o].kind))
                 continue;
             verify_op_label(c->p, o, label, sizeof(label));
             c->st = diag_set(c->diag, ST_INTERNAL,

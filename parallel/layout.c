@@ -286,7 +286,8 @@ static enum status check_stages(struct config *c, struct arena *a, struct layout
                                  c->model.layers, p->pp, p->vpp, layers, diag);
     if (st != ST_OK) {
         if (!is_auto)
-            diag_context(diag, "%s", where(c, "parallel.layers_per_stage"));
+            diag_context(diag, "parallel.layers_per_stage (%s)",
+                         where(c, "parallel.layers_per_stage"));
         return st;
     }
     out->chunk_layers = arena_array(a, int32_t, n);
@@ -333,6 +334,20 @@ static enum status make_mesh(struct config *c, int64_t world, struct layout *out
             diag_context(diag, "parallel.order (%s)", where(c, "parallel.order"));
             return st;
         }
+    }
+    int64_t asked = layout_ranks_asked(c);
+    if (world == 1 && asked > 1) {
+        diag_set(diag, ST_CONFIG,
+                 "a layout of %" PRId64 " ranks (parallel): got the one rank of this "
+                 "process, wanted as many as tp %" PRId64 " x pp %" PRId64
+                 " x dp %" PRId64,
+                 asked, p->tp, p->pp, MAX(p->dp, 1));
+        diag_hint(diag,
+                  "--threads-ranks %" PRId64
+                  " makes them threads of the process, mpirun "
+                  "-np %" PRId64 " processes",
+                  asked, asked);
+        return ST_CONFIG;
     }
     TRY(mesh_create(&out->mesh, degree, world, p->order[0] ? order : NULL, diag));
     p->dp = out->mesh.degree[MESH_DP];
