@@ -684,11 +684,13 @@ static void save_before_leaving(struct run *r, enum status st)
     struct diag diag = {0};
     bool kept = st == ST_OK || st == ST_STOPPED || st == ST_INTERNAL;
     /* Several ranks save together, or not at all. */
-    if (r->ranks.size > 1 && !r->ranks.agreed)
+    bool agreed = r->ranks.agreed;
+    if (r->ranks.size > 1 && !agreed)
         return;
     if (kept || r->at.step == 0 || r->save_tried_step == r->at.step)
         return;
     enum status saved = save(r, true, &diag);
+    r->ranks.agreed = agreed;
     if (saved == ST_OK)
         log_info("saved after step %" PRId64 " in %s", r->at.step,
                  r->config->checkpoint.dir);

@@ -471,7 +471,6 @@ static enum status resume_newest(struct run *r, bool *resumed, struct diag *diag
                  ", looking for an older one: %s",
                  below, diag->text);
         r->at = (struct run_position){0};
-        r->ranks.agreed = false;
     }
 }
 

@@ -40,8 +40,8 @@ enum status comm_agree(struct comm *c, enum status st, bool *shared, struct diag
 {
     struct diag said = {0};
     int from;
-    if (!c && shared)
-        *shared = st != ST_OK;
+    if (shared)
+        *shared = !c && st != ST_OK;
     if (!c || st == ST_STOPPED)
         return st;
     if (st != ST_OK && diag)

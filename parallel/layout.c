@@ -178,7 +178,9 @@ static enum status check_data(struct config *c, struct diag *diag)
 static enum status check_zero(struct config *c, struct diag *diag)
 {
     const struct config_parallel *p = &c->parallel;
-    if (p->zero_accumulate == ZERO_ACCUMULATE_LOCAL || p->zero >= 2 || p->dp == 1)
+    bool open = p->zero < 0; /* auto follows */
+    if (p->zero_accumulate == ZERO_ACCUMULATE_LOCAL || p->zero >= 2 || p->dp == 1 ||
+        open)
         return ST_OK;
     diag_set(diag, ST_CONFIG,
              "parallel.zero_accumulate (%s) and parallel.zero (%s): got sharded and "
@@ -352,7 +354,9 @@ static enum status make_mesh(struct config *c, int64_t world, struct layout *out
     TRY(mesh_create(&out->mesh, degree, world, p->order[0] ? order : NULL, diag));
     p->dp = out->mesh.degree[MESH_DP];
     if (p->zero < 0)
-        p->zero = p->dp > 1;
+        p->zero = p->dp == 1                                      ? 0
+                  : p->zero_accumulate == ZERO_ACCUMULATE_SHARDED ? 2
+                                                                  : 1;
     return ST_OK;
 }
 
@@ -368,7 +372,6 @@ static enum status check_all(struct config *c, int64_t world, struct arena *a,
     TRY(make_mesh(c, world, out, diag));
     TRY(check_data(c, diag));
     TRY(check_tensor(c, diag));
-    TRY(check_zero(c, diag));
     TRY(check_schedule(c, diag));
     TRY(check_stages(c, a, out, diag));
     out->schedule = kinds[c->parallel.schedule];
@@ -417,6 +420,7 @@ enum status layout_resolve(struct config *c, int64_t world, int choice, struct a
     struct diag unused;
     memset(out, 0, sizeof(*out));
     diag = diag ? diag : &unused;
+    TRY(check_zero(c, diag));
     if (layout_is_open(c) && world > 1)
         return choose(c, world, choice, a, out, diag);
     if (choice > 0)

@@ -6,7 +6,7 @@ _angel_commands() {
 
 _angel_options() {
     case $1 in
-    pretrain) echo '--set --dry-run --print-config --dump-program --json --quiet -v --help --version --report --allow-change' ;;
+    pretrain) echo '--set --dry-run --print-config --dump-program --json --quiet -v --help --version --report --allow-change --threads-ranks' ;;
     ckpt) echo '--tensors --deep --tolerance --keep --json --quiet -v --help --version' ;;
     help) echo '--json --quiet -v --help --version' ;;
     '') echo '--json --quiet -v --help --version' ;;
@@ -24,6 +24,7 @@ _angel_argument() {
     --set) echo '@setting' ;;
     --report) echo '@folder' ;;
     --allow-change) echo '@key' ;;
+    --threads-ranks) echo '' ;;
     --tolerance) echo '' ;;
     --keep) echo '' ;;
     *) return 1 ;;
@@ -102,6 +103,18 @@ train.eval_batches
 train.threads
 init
 parallel
+parallel.tp
+parallel.pp
+parallel.vpp
+parallel.dp
+parallel.zero
+parallel.zero_accumulate
+parallel.schedule
+parallel.layers_per_stage
+parallel.tp_comm
+parallel.reductions
+parallel.order
+parallel.deadline_s
 memory
 memory.activations
 memory.device
@@ -192,6 +205,18 @@ _angel_values() {
     train.threads) echo 'auto' ;;
     init) echo '@file' ;;
     parallel) echo '@yaml' ;;
+    parallel.tp) echo 'auto' ;;
+    parallel.pp) echo 'auto' ;;
+    parallel.vpp) echo 'auto' ;;
+    parallel.dp) echo 'auto' ;;
+    parallel.zero) echo 'auto' ;;
+    parallel.zero_accumulate) echo 'local sharded' ;;
+    parallel.schedule) echo 'auto 1f1b interleaved zb' ;;
+    parallel.layers_per_stage) echo 'auto' ;;
+    parallel.tp_comm) echo 'fp32 bf16' ;;
+    parallel.reductions) echo 'ordered' ;;
+    parallel.order) echo 'auto' ;;
+    parallel.deadline_s) echo 'auto' ;;
     memory) echo '@yaml' ;;
     memory.activations) echo 'keep selective recompute auto' ;;
     memory.device) echo 'auto' ;;

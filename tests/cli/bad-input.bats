@@ -216,8 +216,8 @@ with() {
 
 @test "what this build lacks says so" {
     wrong 69 'device (command line): this build has no CUDA backend' '' run.yaml device=cuda
-    wrong 69 'parallel.tp (command line): this build trains on one rank' '' \
-        run.yaml parallel.tp=2
+    wrong 69 'parallel.cp (command line): context parallelism is not in this build' '' \
+        run.yaml parallel.cp=2
 }
 
 @test "command lines that say too much or nothing" {

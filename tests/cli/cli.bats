@@ -138,12 +138,10 @@ END
     done
     angel --help
     lacks "$out" finetune
-    for later in device=cuda parallel.tp=2 parallel.zero=1 cluster=c.yaml; do
+    for later in device=cuda parallel.cp=2 parallel.param_comm=int8 cluster=c.yaml; do
         angel pretrain "${tiny[@]}" "$later" --dry-run
         refuses 69 "${later%%=*}"
     done
-    angel pretrain "${tiny[@]}" --threads-ranks 2
-    refuses 69 threads-ranks
 }
 
 @test "--print-config fed back is the same configuration" {

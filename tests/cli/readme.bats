@@ -95,9 +95,9 @@ plan run.yaml
 bench all
 pretrain data.tokenizer=tokenizer.json
 pretrain model=$root/configs
-pretrain parallel.tp=2
-pretrain parallel.zero=1
-pretrain --threads-ranks 2
+pretrain parallel.cp=2
+pretrain parallel.ep=2
+pretrain parallel.grad_comm=int8
 pretrain device=cuda
 pretrain model.moe.experts=8
 END

@@ -105,7 +105,8 @@ static void test_help(void **state)
     assert_non_null(strstr(out.s, "--set KEY=VALUE"));
     assert_non_null(strstr(out.s, "train.optimizer.lr"));
     assert_null(strstr(out.s, "--profile"));
-    assert_null(strstr(out.s, "parallel.tp"));
+    assert_non_null(strstr(out.s, "parallel.tp"));
+    assert_null(strstr(out.s, "parallel.cp"));
     str_free(&out);
 }
 

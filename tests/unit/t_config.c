@@ -91,8 +91,8 @@ static void test_derived(void **state)
     assert_true(c->train.schedule.min_lr == c->train.optimizer.lr / 10);
     assert_int_equal(c->train.global_batch.n, 1);
     assert_int_equal(c->train.global_batch.items[0].global_batch, 16);
-    assert_int_equal(c->parallel.dp, 1);
-    assert_int_equal(c->parallel.zero, 0);
+    assert_int_equal(c->parallel.dp, 0); /* open: the ranks are not known here */
+    assert_int_equal(c->parallel.zero, -1);
     assert_string_equal(c->checkpoint.dir, "runs/run");
     assert_string_equal(c->log.jsonl, "runs/run/metrics.jsonl");
     assert_string_equal(c->data.train.items[0].path, "text/");
@@ -246,10 +246,13 @@ static void test_not_yet(void **state)
 {
     struct fixture *f = *state;
     const char *const lines[] = {
-            "parallel: {tp: 2}\n",
-            "parallel: {zero: 1}\n",
-            "parallel: {layers_per_stage: [1, 2]}\n",
-            "parallel: {deadline_s: 5}\n",
+            "parallel: {cp: 2}\n",
+            "parallel: {ep: 2}\n",
+            "parallel: {etp: 2}\n",
+            "parallel: {cp_kind: ring}\n",
+            "parallel: {grad_comm: int8}\n",
+            "parallel: {param_comm: int8}\n",
+            "parallel: {reductions: fast}\n",
             "device: cuda\n",
             "memory: {activations: offload}\n",
             "memory: {disk: /x}\n",
@@ -263,8 +266,33 @@ static void test_not_yet(void **state)
         assert_fails(f, text.s, ST_UNAVAILABLE, "(run.yaml:3): ", "");
         str_free(&text);
     }
-    load_ok(f, RUN "parallel: {tp: 1, pp: auto, dp: auto, zero: 0}\n");
-    assert_int_equal(f->c.parallel.pp, 1);
+}
+
+static void test_parallel(void **state)
+{
+    struct fixture *f = *state;
+    load_ok(f,
+            RUN "parallel: {tp: 1, pp: auto, zero: 0, cp: 1, deadline_s: 2 min,\n"
+                "  schedule: zb, layers_per_stage: [8, 8, 7, 1], order: [pp, tp, cp, "
+                "dp],\n  zero_accumulate: sharded, tp_comm: bf16}\n");
+    const struct config_parallel *p = &f->c.parallel;
+    assert_int_equal(p->tp, 1);
+    assert_int_equal(p->pp, 0);
+    assert_int_equal(p->zero, 0);
+    assert_true(p->deadline_s == 120);
+    assert_int_equal(p->schedule, PIPELINE_ZB);
+    assert_string_equal(p->layers_per_stage, "8,8,7,1");
+    assert_string_equal(p->order, "pp,tp,cp,dp");
+    assert_int_equal(p->zero_accumulate, ZERO_ACCUMULATE_SHARDED);
+    assert_int_equal(p->tp_comm, TP_COMM_BF16);
+    load_ok(f, RUN "parallel: auto\n");
+    assert_int_equal(f->c.parallel.zero, -1);
+    assert_int_equal(f->c.parallel.schedule, PIPELINE_AUTO);
+    assert_int_equal(f->c.parallel.tp_comm, TP_COMM_FP32);
+    assert_string_equal(f->c.parallel.layers_per_stage, "");
+    assert_fails(f, RUN "parallel: {zero: 4}\n", ST_CONFIG, "wanted 0 to 3", "");
+    assert_fails(f, RUN "parallel: {schedule: gpipe}\n", ST_CONFIG, "got 'gpipe'", "");
+    assert_fails(f, RUN "parallel: {order: {a: 1}}\n", ST_CONFIG, "parallel.order", "");
 }
 
 static void test_layers(void **state)
@@ -446,6 +474,7 @@ int main(void)
             TEST(test_ramp),
             TEST(test_missing_and_unknown),
             TEST(test_not_yet),
+            TEST(test_parallel),
             TEST(test_layers),
             TEST(test_without_run_file),
             TEST(test_load_errors),
