@@ -10,7 +10,7 @@ steps=${3:-4}
 dir=$(mktemp -d)
 trap 'rm -rf "$dir"' EXIT
 
-common=(model=configs/models/llama-60m.yaml data.train=core/ data.seq_len=512
+common=(model=configs/models/llama-60m.yaml data.train=core/ data.seq_len=256
     train.global_batch=8 train.micro_batch=1 train.steps="$steps" train.seed=7
     checkpoint.resume=never log.every=1)
 names=(one dp tp pp zb)
