@@ -7,9 +7,12 @@
 
 #include <cmocka.h>
 
+#include "core/arena.h"
 #include "core/op.h"
 #include "core/verify.h"
 #include "memory/pack.h"
+#include "parallel/mesh.h"
+#include "parallel/verify_ranks.h"
 #include "tests/lib/layouts.h"
 
 static void check_rank(const struct model *m, const struct layout_case *c, int rank,
@@ -34,6 +37,96 @@ static void check_rank(const struct model *m, const struct layout_case *c, int r
         fail_msg("%s rank %d: pack: %s", c->name, rank, diag.text);
     mem_report_free(&report);
     lowered_free(&low);
+}
+
+/* --------------------------------------------------------------------- ranks together */
+
+#define RANKS_MAX  16
+#define GROUPS_MAX (GROUP_COUNT * RANKS_MAX)
+
+/* All groups of a job: kinds one behind the other, of each all its groups. */
+struct job {
+    struct arena arena;
+    struct event_group groups[GROUPS_MAX];
+    struct rank_events events[RANKS_MAX];
+    int n;
+};
+
+static void find_groups(const struct model *m, const struct layout_case *c, int rank,
+                        struct job *j, uint32_t id[GROUP_COUNT])
+{
+    static const unsigned dims[GROUP_COUNT] = {
+            [GROUP_TENSOR] = MESH_TENSOR,     [GROUP_TENSOR_GRAD] = MESH_TENSOR,
+            [GROUP_DATA] = MESH_REPLICA,      [GROUP_FORWARD] = MESH_PIPELINE,
+            [GROUP_BACKWARD] = MESH_PIPELINE, [GROUP_WORLD] = MESH_WORLD,
+    };
+    const int64_t degree[MESH_DIMS] = {
+            [MESH_TP] = c->tp, [MESH_CP] = 1, [MESH_DP] = c->dp,
+            [MESH_PP] = c->pp, [MESH_EP] = 1, [MESH_ETP] = 1};
+    struct mesh mesh;
+    struct diag diag = {0};
+    assert_int_equal(mesh_create(&mesh, degree, layout_world(c), NULL, &diag), ST_OK);
+    for (int g = 0; g < GROUP_COUNT; g++) {
+        struct mesh_group group;
+        if (g == GROUP_KV)
+            mesh_group_kv(&mesh, m->config.kv_heads, rank, &j->arena, &group);
+        else if (g == GROUP_TIED)
+            mesh_group_ends(&mesh, rank, &j->arena, &group);
+        else
+            mesh_group(&mesh, dims[g], rank, &j->arena, &group);
+        id[g] = (uint32_t)(g * RANKS_MAX + (group.n > 1 ? group.index : 0));
+        if (group.n > 1)
+            j->groups[id[g]] = (struct event_group){arena_strdup(&j->arena, group.name),
+                                                    group.members, group.n};
+    }
+}
+
+static void add_rank(const struct model *m, const struct layout_case *c, int rank,
+                     struct job *j)
+{
+    uint32_t id[GROUP_COUNT];
+    struct lowered low;
+    struct lower_options o;
+    struct diag diag = {0};
+    layout_options(c, rank, DT_F32, &o);
+    if (lower_model(m, &o, &low, &diag) != ST_OK)
+        fail_msg("%s: %s", c->name, diag.text);
+    find_groups(m, c, rank, j, id);
+    rank_events_list(&low.program, CALL_SETUP, id, &j->events[rank]);
+    rank_events_list(&low.program, CALL_STEP, id, &j->events[rank]);
+    j->n += (int)j->events[rank].events.n;
+    lowered_free(&low);
+}
+
+/* Collectives agree, messages meet, and nothing waits in a circle. */
+static void test_ranks_fit(void **state)
+{
+    int n_events = 0;
+    (void)state;
+    for (int i = 0; i < n_layout_cases; i++) {
+        const struct layout_case *c = &layout_cases[i];
+        for (int k = 0; k < LAYOUT_MODELS; k++) {
+            struct job *j = mem_alloc(sizeof(*j));
+            struct model m;
+            struct diag diag = {0};
+            int n = layout_world(c);
+            layout_model(c, k, &m);
+            for (int g = 0; g < GROUPS_MAX; g++)
+                j->groups[g].name = "none";
+            for (int rank = 0; rank < n; rank++)
+                add_rank(&m, c, rank, j);
+            if (verify_ranks(j->events, n, j->groups, GROUPS_MAX, &diag) != ST_OK)
+                fail_msg("%s: %s", c->name, diag.text);
+            n_events += j->n;
+            for (int rank = 0; rank < n; rank++)
+                rank_events_free(&j->events[rank]);
+            arena_release(&j->arena);
+            mem_free(j);
+            model_free(&m);
+        }
+    }
+    print_message("  %d layouts, %d events fit together\n", n_layout_cases * 2,
+                  n_events);
 }
 
 static void test_programs(void **state)
@@ -266,6 +359,7 @@ static void test_volumes(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_programs),
+                                       cmocka_unit_test(test_ranks_fit),
                                        cmocka_unit_test(test_volumes)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
