@@ -174,7 +174,7 @@ OPTIONS         = $(OPTIONS_$(V)) RUN_UNDER='$(RUN_UNDER_$(V))'
 
 check:
 	$(PARTS) deps-check check-build check-layers check-headers check-style check-format \
-	    check-man check-unit check-cli check-alloc check-fuzz
+	    check-man check-unit check-cli check-mpi check-hosts check-alloc check-fuzz
 
 check-fast:
 	$(PARTS) check-build check-unit check-cli
@@ -185,8 +185,17 @@ check-sanitize:
 check-build: all
 
 # The whole equality matrix: every layout of tests/lib/layouts.c.
-check-layouts: $(B)/tests/unit/t_layouts
-	$(OPTIONS) $(RUN_UNDER_$(V)) $< all
+check-layouts: $(B)/tests/unit/t_layouts $(B)/angel
+	@$(OPTIONS) $(RUN_UNDER_$(V)) $< all
+	@tests/tool/check-mpi.sh $(B)/angel
+
+# Two hosts, made of network namespaces, against one.
+check-hosts: $(B)/angel
+	@tests/tool/check-hosts.sh $(B)/angel
+
+# Two layouts as threads and under mpirun.
+check-mpi: $(B)/angel
+	@tests/tool/check-mpi.sh $(B)/angel quick
 
 check-layers:
 	@tests/tool/check-layers.sh
@@ -290,6 +299,6 @@ help:
 FORCE:
 .PHONY: all FORCE check check-fast check-sanitize check-build check-layers check-style \
     check-format check-man check-headers check-unit check-cli check-alloc check-fuzz \
-    check-asan check-tsan deps deps-check demo fuzz-seeds completion man-options install uninstall \
+    check-layouts check-mpi check-hosts check-asan check-tsan deps deps-check demo fuzz-seeds completion man-options install uninstall \
     clean help
 .SECONDARY:

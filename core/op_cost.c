@@ -100,14 +100,17 @@ void cost_stats(const struct op_ctx *c, struct op_cost *cost)
 void cost_comm(const struct op_ctx *c, struct op_cost *cost)
 {
     double members = (double)op_attr_i(c->prog, c->op, ATTR_MEMBERS, 1);
-    double whole = MAX(cost->bytes_read, cost->bytes_written);
     enum op_kind kind = (enum op_kind)c->op->kind;
-    if (kind == OP_SEND || kind == OP_RECV)
-        cost->bytes_wire = kind == OP_SEND ? cost->bytes_read : 0;
-    else if (kind == OP_REDUCE_SCATTER)
-        cost->bytes_wire = cost->bytes_read * (members - 1) / members;
-    else
-        cost->bytes_wire =
-                whole * (members - 1) / members * (kind == OP_ALL_REDUCE ? 2 : 1);
+    double part = (members - 1) / members;
+    if (kind == OP_ALL_GATHER) {
+        cost->bytes_wire = cost->bytes_written * part;
+    } else if (kind != OP_RECV) {
+        const struct prog_value *x = ctx_in(c, 0);
+        double bytes =
+                (double)value_elems(x) * (double)dtype_bytes((enum dtype)x->dtype);
+        cost->bytes_wire = kind == OP_SEND         ? bytes
+                           : kind == OP_ALL_REDUCE ? 2 * part * bytes
+                                                   : part * bytes;
+    }
     cost->reduce_len = (int64_t)members;
 }

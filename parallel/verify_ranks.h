@@ -12,6 +12,7 @@
 #define PARALLEL_VERIFY_RANKS_H
 
 #include "core/comm.h"
+#include "core/program.h"
 #include "core/vec.h"
 
 #define RANK_STREAMS_MAX 8
@@ -64,6 +65,11 @@ void rank_events_wait(struct rank_events *r, uint32_t stream, uint32_t signal);
 void rank_events_add(struct rank_events *r, const struct comm_event *event);
 void rank_events_signal(struct rank_events *r, uint32_t stream, uint32_t signal);
 void rank_events_free(struct rank_events *r);
+
+/* Appends the events of one phase of a program. in: id, the job's number of the rank's group
+ * of each kind. */
+void rank_events_list(const struct program *p, enum call_phase phase,
+                      const uint32_t id[GROUP_COUNT], struct rank_events *out);
 
 /* A group of the job: its members are world ranks in logical order. */
 struct event_group {

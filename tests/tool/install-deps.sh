@@ -15,7 +15,7 @@ packages='
     openmpi-bin
 '
 optional=
-[ "${1:-}" != optional ] || optional='clang libclang-rt-14-dev zsh'
+[ "${1:-}" != optional ] || optional='clang libclang-rt-14-dev zsh iproute2'
 
 list() { # one name a space
     echo $*

@@ -14,6 +14,7 @@
 #include <cmocka.h>
 
 #include "core/arena.h"
+#include "core/op.h"
 #include "tests/lib/rank_rig.h"
 #include "tests/lib/tier2.h"
 
@@ -161,6 +162,109 @@ static void test_bf16(void **state)
         check_model(LAYOUT_GPT2, DT_BF16, false);
 }
 
+/* ------------------------------------------------------- the comparison can fail */
+
+/* Drops the first op of the kind and group from a program. */
+static void drop_op(struct lowered *l, enum op_kind kind, enum comm_group group)
+{
+    struct program *p = &l->program;
+    for (uint32_t o = 0; o < p->ops.n; o++) {
+        if (p->ops.data[o].kind != kind ||
+            op_attr_i(p, &p->ops.data[o], ATTR_GROUP, -1) != group)
+            continue;
+        memmove(&p->ops.data[o], &p->ops.data[o + 1],
+                (p->ops.n - o - 1) * sizeof(*p->ops.data));
+        p->ops.n--;
+        for (uint32_t s = 0; s < p->segments.n; s++) {
+            p->segments.data[s].op_begin -= p->segments.data[s].op_begin > o;
+            p->segments.data[s].op_end -= p->segments.data[s].op_end > o;
+        }
+        return;
+    }
+}
+
+static void drop_data_reduction(struct lowered *l, int rank, void *arg)
+{
+    (void)rank;
+    (void)arg;
+    drop_op(l, OP_ALL_REDUCE, GROUP_DATA);
+}
+
+static void drop_norm_reduction(struct lowered *l, int rank, void *arg)
+{
+    (void)rank;
+    (void)arg;
+    drop_op(l, OP_ALL_REDUCE, GROUP_TENSOR_GRAD);
+}
+
+/* One rank's attention backward has another scale. */
+static void wrong_scale(struct lowered *l, int rank, void *arg)
+{
+    struct program *p = &l->program;
+    (void)arg;
+    for (uint32_t o = 0; o < p->ops.n && rank == 1; o++) {
+        const struct prog_op *op = &p->ops.data[o];
+        for (uint32_t a = 0; a < op->n_attrs && op->kind == OP_ATTENTION_DX; a++) {
+            struct prog_attr *t = &p->attrs.data[op->attr_first + a];
+            if (t->key == ATTR_SCALE)
+                t->v.f *= 1.01;
+        }
+    }
+}
+
+/* Two ranks load each other's part of one weight. */
+static void swapped_shard(struct lowered *l, int rank, void *arg)
+{
+    (void)arg;
+    for (uint32_t i = 0; i < l->model->n_params; i++) {
+        const struct param *row = &l->model->params[i];
+        struct lowered_param *p = &l->params[i];
+        if (row->role == ROLE_DOWN && row->layer == 1)
+            p->begin[1] = rank == 0 ? p->dim[1] : 0;
+    }
+}
+
+static void test_comparer(void **state)
+{
+    static const struct {
+        const char *what;
+        struct layout_case c;
+        void (*spoil)(struct lowered *l, int rank, void *arg);
+    } faults[] = {
+            {"a data-parallel reduction is dropped",
+             {.name = "fault", .tp = 1, .pp = 1, .dp = 2, .micro_batch = 2},
+             drop_data_reduction},
+            {"a norm's reduction over the tensor group is dropped",
+             {.name = "fault", .tp = 2, .pp = 1, .dp = 1, .micro_batch = 2},
+             drop_norm_reduction},
+            {"a scale is 1 % off on one rank",
+             {.name = "fault", .tp = 2, .pp = 1, .dp = 1, .micro_batch = 2},
+             wrong_scale},
+            {"two shards are swapped",
+             {.name = "fault", .tp = 2, .pp = 1, .dp = 1, .micro_batch = 2},
+             swapped_shard},
+    };
+    struct rank_rig_options plain = {.compute = DT_F32};
+    struct outcome one;
+    struct model m;
+    (void)state;
+    layout_model(&layout_cases[0], LAYOUT_LLAMA, &m);
+    rank_rig_run(&layout_cases[0], &m, &plain, &one);
+    for (size_t i = 0; i < ARRAY_LEN(faults); i++) {
+        struct rank_rig_options o = {.compute = DT_F32, .spoil = faults[i].spoil};
+        struct outcome got;
+        rank_rig_run(&faults[i].c, &m, &o, &got);
+        struct figures f = compare(&m, &got, &one, &one);
+        print_message("  %-52s loss %.1e grad %.1e %.1e\n", faults[i].what, f.loss,
+                      f.grad_first, f.grad_last);
+        assert_false(f.grad_first <= GRAD_TOL);
+        assert_false(f.bits);
+        outcome_free(&got);
+    }
+    outcome_free(&one);
+    model_free(&m);
+}
+
 int main(int argc, char **argv)
 {
     all_layouts = argc > 1 && strcmp(argv[1], "all") == 0;
@@ -168,6 +272,7 @@ int main(int argc, char **argv)
             cmocka_unit_test(test_gpt2),
             cmocka_unit_test(test_llama),
             cmocka_unit_test(test_bf16),
+            cmocka_unit_test(test_comparer),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
