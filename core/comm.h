@@ -85,7 +85,8 @@ struct comm_world_ops {
     /* Tells all ranks that this one gives up: their waits end with ST_STOPPED and the
      * reason. May be called from any thread. */
     void (*give_up)(struct comm_world *w, const char *why);
-    /* Leaves the world. Waits for nobody. */
+    /* Leaves the world. Waits for nobody; but MPI ends only when all ranks do, unless one
+     * gave up. */
     void (*close)(struct comm_world *w);
 };
 

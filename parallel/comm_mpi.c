@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include "core/hash.h"
+#include "core/log.h"
 #include "core/opt.h"
 #include "core/str.h"
 #include "parallel/comm_mpi_private.h"
@@ -422,6 +423,9 @@ static enum status share_region(struct mpi_world *w, void *comm, int me, int n,
     *ok = st == ST_OK;
     for (int i = 0; i < n; i++)
         *ok = *ok && all[i];
+    if (!*ok && me == 0)
+        log_warn("the ranks of this host cannot share memory and exchange by MPI: %s",
+                 diag && !mine ? diag->text : "a rank cannot map it");
     if (!*ok && mine)
         region_drop(*head, *fd);
     mem_free(all);

@@ -23,6 +23,7 @@
 #define HUGE_BYTES   ((uint64_t)2 << 20)
 #define SPIN_NS      20000
 #define SPIN_FULL_NS 2000 /* with more ranks than processors */
+#define YIELD_NS     2000
 #define SLICE_NS     50000000
 #define DEATH_NS     200000000
 
@@ -354,8 +355,11 @@ static bool has_reached(struct region_word *word, unsigned target)
                           target);
 }
 
-static bool spin(struct region_word *word, unsigned target, int64_t until_ns)
+/* Who is waited for may want this very processor: after a while the spinning yields it. */
+static bool spin(struct region_word *word, unsigned target, int64_t begin_ns,
+                 int64_t spin_ns)
 {
+    int64_t passed_ns;
     do {
         for (int i = 0; i < 16; i++) {
             if (has_reached(word, target))
@@ -364,8 +368,10 @@ static bool spin(struct region_word *word, unsigned target, int64_t until_ns)
             __builtin_ia32_pause();
 #endif
         }
-        sched_yield(); /* who is waited for may want this processor */
-    } while (region_now_ns() < until_ns);
+        passed_ns = region_now_ns() - begin_ns;
+        if (passed_ns > YIELD_NS)
+            sched_yield();
+    } while (passed_ns < spin_ns);
     return false;
 }
 
@@ -376,7 +382,7 @@ enum wait_end region_wait(struct region *r, struct region_word *word, unsigned t
     if (has_reached(word, target))
         return WAIT_REACHED;
     int64_t begin = region_now_ns(), checked = begin;
-    if (spin(word, target, begin + r->spin_ns))
+    if (spin(word, target, begin, r->spin_ns))
         return WAIT_REACHED;
     for (;;) {
         futex_sleep(r, word, target);

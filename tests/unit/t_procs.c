@@ -81,8 +81,9 @@ static void start_ranks(struct ranks *r, int n, proc_fn fn, int arg)
         w->ops->close(w);
         _exit(0);
     }
-    while (atomic_load(&head->rank[n - 1].state) == RANK_ABSENT)
-        pause_s(0.001);
+    for (int i = 0; i < n; i++)
+        while (atomic_load(&head->rank[i].state) == RANK_ABSENT)
+            pause_s(0.001);
     munmap(head, head->bytes);
     close(fd);
 }
@@ -290,5 +291,5 @@ int main(void)
             cmocka_unit_test(a_stopped_rank_is_named_at_the_deadline),
             cmocka_unit_test(nothing_is_left_behind),
     };
-    return cmocka_run_group_tests_name("comm_procs", tests, NULL, NULL);
+    return cmocka_run_group_tests_name("procs", tests, NULL, NULL);
 }

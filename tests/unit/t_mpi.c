@@ -9,6 +9,7 @@
 
 #include <fcntl.h>
 #include <inttypes.h>
+#include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -150,16 +151,84 @@ static int do_die(struct comm_world *w)
     return end_stopped(w, c, &diag);
 }
 
+/* Threads of a rank: one sends, one receives, one reduces in another group. */
+struct lane {
+    struct comm_world *w;
+    struct comm *c;
+};
+
+#define LANE_ELEMS  400000
+#define LANE_ROUNDS 12
+
+static void *send_lane(void *p)
+{
+    struct lane *l = p;
+    struct diag diag = {0};
+    int next = (l->c->rank + 1) % l->c->size;
+    int32_t *x = mem_alloc(LANE_ELEMS * sizeof(int32_t));
+    for (int round = 0; round < LANE_ROUNDS; round++) {
+        int64_t n = round % 3 == 0 ? LANE_ELEMS : round * 7;
+        for (int64_t i = 0; i < n; i++)
+            x[i] = (int32_t)(l->w->rank * 1000 + round + i);
+        SUITE_CHECK(l->c->ops->send(l->c, x, n, DT_I32, next, &diag) == ST_OK, &diag);
+    }
+    mem_free(x);
+    return NULL;
+}
+
+static void *reduce_lane(void *p)
+{
+    struct lane *l = p;
+    struct diag diag = {0};
+    for (int round = 0; round < 5 * LANE_ROUNDS; round++) {
+        int32_t x[700];
+        for (int i = 0; i < 700; i++)
+            x[i] = l->w->rank + round + i;
+        SUITE_CHECK(l->c->ops->all_reduce(l->c, x, 700, DT_I32, COMM_SUM, &diag) ==
+                            ST_OK,
+                    &diag);
+        int n = l->c->size;
+        for (int i = 0; i < 700; i++)
+            SUITE_CHECK(x[i] == n * (n - 1) / 2 + n * (round + i), NULL);
+    }
+    return NULL;
+}
+
+static int do_lanes(struct comm_world *w)
+{
+    struct diag diag = {0};
+    struct lane ring = {w, open_all(w, "ring")}, group = {w, open_all(w, "group")};
+    pthread_t sender, reducer;
+    SUITE_CHECK(pthread_create(&sender, NULL, send_lane, &ring) == 0, NULL);
+    SUITE_CHECK(pthread_create(&reducer, NULL, reduce_lane, &group) == 0, NULL);
+    int last = (ring.c->rank + ring.c->size - 1) % ring.c->size;
+    int32_t *x = mem_alloc(LANE_ELEMS * sizeof(int32_t));
+    for (int round = 0; round < LANE_ROUNDS; round++) {
+        int64_t n = round % 3 == 0 ? LANE_ELEMS : round * 7;
+        SUITE_CHECK(ring.c->ops->recv(ring.c, x, n, DT_I32, last, &diag) == ST_OK,
+                    &diag);
+        for (int64_t i = 0; i < n; i++)
+            SUITE_CHECK(x[i] == (int32_t)(last * 1000 + round + i), NULL);
+    }
+    mem_free(x);
+    pthread_join(sender, NULL);
+    pthread_join(reducer, NULL);
+    ring.c->ops->close(ring.c);
+    group.c->ops->close(group.c);
+    w->ops->close(w);
+    return 0;
+}
+
 static const struct {
     const char *name;
     int (*run)(struct comm_world *w);
 } parts[] = {
         {"suite", do_suite},       {"late", do_late},       {"give-up", do_give_up},
         {"mismatch", do_mismatch}, {"message", do_message}, {"die", do_die},
-        {"programs", do_suite},
+        {"programs", do_suite},    {"lanes", do_lanes},
 };
 
-/* usage: t_comm_mpi PART RANKS-PER-HOST */
+/* usage: t_mpi PART RANKS-PER-HOST */
 static int run_part(const char *name, const char *ranks_per_host)
 {
     struct comm_world *w;
@@ -260,6 +329,21 @@ static void launched_ranks_equal_threads(void **state)
             snprintf(line, sizeof(line), "[%d] hash %016" PRIx64 "\n", r, hash[r]);
             expect_words(text, line);
         }
+    }
+    tmp_remove(&t);
+}
+
+static void threads_of_a_rank_use_their_groups(void **state)
+{
+    (void)state;
+    need_mpirun();
+    struct tmp t;
+    tmp_create(&t);
+    for (int per_host = 0; per_host <= 2; per_host++) {
+        const char *text;
+        int code = launch(&t, "lanes", 3, per_host, &text);
+        if (code != 0)
+            fail_msg("exit status %d:\n%s", code, text);
     }
     tmp_remove(&t);
 }
@@ -420,8 +504,9 @@ int main(int argc, char **argv)
             cmocka_unit_test(a_missing_library_is_told),
             cmocka_unit_test(another_mpi_is_told),
             cmocka_unit_test(launched_ranks_equal_threads),
+            cmocka_unit_test(threads_of_a_rank_use_their_groups),
             cmocka_unit_test(waits_end_with_a_reason),
             cmocka_unit_test(a_killed_rank_ends_the_job),
     };
-    return cmocka_run_group_tests_name("comm_mpi", tests, NULL, NULL);
+    return cmocka_run_group_tests_name("mpi", tests, NULL, NULL);
 }
