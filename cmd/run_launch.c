@@ -16,7 +16,7 @@
 #include "parallel/comm_shm.h"
 
 #define THREAD_RANKS_MAX 256
-#define LEAVE_S          8   /* for the others to end, once a rank has failed */
+#define LEAVE_S          5   /* for the others to end, once a rank has failed */
 #define START_S          600 /* longest wait for another rank to come up */
 
 /* What became of one rank. */

@@ -31,7 +31,7 @@ void log_line(enum log_level level, const char *fmt, ...) PRINTF_LIKE(2, 3);
 #define log_info(...)  log_line(LOG_INFO, __VA_ARGS__)
 #define log_debug(...) log_line(LOG_DEBUG, __VA_ARGS__)
 
-/* How many lines were written so far (a debug check that a step logs nothing). */
+/* Lines that the calling thread wrote so far (a debug check that a step logs nothing). */
 uint64_t log_lines_written(void);
 
 /* Prints a diagnostic as every error of angel is printed: "angel: text", then the hint. */

@@ -393,7 +393,7 @@ static void test_hang(void **state)
         char words[64];
         double took = seconds() - start;
         print_message("rank %d hangs: %.1f s\n", rank, took);
-        assert_true(took < 12);
+        assert_true(took < 60); /* of which 1 s and 5 s are waits */
         snprintf(words, sizeof(words), "angel: rank %d: does not answer", rank);
         child_expect_text(&f->tmp, f->err, words);
         for (int i = 0; i < 3; i++) {
