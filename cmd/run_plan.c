@@ -376,7 +376,8 @@ static enum status open_backend(struct run *r, struct diag *diag)
     int on_host, same_cpus;
     TRY(count_neighbours(r, &on_host, &same_cpus, diag));
     struct cpu_backend_options o = {.n_threads = (int)c->train.threads,
-                                    .isa_mask = CPU_ISA_ALL};
+                                    .isa_mask = CPU_ISA_ALL,
+                                    .world = r->ranks.world};
     if (o.n_threads == 0 && r->ranks.size > 1)
         o.n_threads = MAX(pool_cpus_available() / MAX(same_cpus, 1), 1);
     TRY(run_agree(r, cpu_backend_create(&o, &r->backend, diag), diag));
