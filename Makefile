@@ -8,17 +8,23 @@
 #   make check-sanitize  the tests under address, undefined and thread sanitizers
 #   make check-unit      the unit tests (V=asan: under that variant; T='pool reader': these)
 #   make check-cli       the command-line tests (T=pretrain: that file)
+#   make check-alloc     runs in which an allocation fails (A=every: each of them)
+#   make check-fuzz      the fuzz targets (FUZZ_SECONDS=3 for each; T='yaml json': these)
+#   make check-layouts   trains in every layout and compares them, bit for bit or nearly
 #   make check-layers check-headers check-style check-format check-man check-build
 #   make deps            installs the Debian packages that building and testing need
 #   make man-options     writes the options of the program into angel-config(5)
-#   make install         binary, manual and presets to PREFIX (/usr/local); also uninstall
+#   make fuzz-seeds      writes the seeds of the fuzz targets that are not text
+#   make completion      writes configs/completion from the options of the program
+#   make install         binary, manual, completion and presets to PREFIX (/usr/local); also uninstall
 #   make clean           removes build/ and ./angel
 #   make help            these lines
 #
 # No shell probing decides what is built: a flag changes only when its variable does.
 
 V       ?= release
-CC      := gcc
+FUZZ_CC ?= clang
+CC      := $(if $(filter fuzz,$(V)),$(FUZZ_CC),gcc)
 PREFIX  ?= /usr/local
 DESTDIR ?=
 VERSION := 0.1.0
@@ -42,8 +48,14 @@ FLAGS_debug   := -O1 -g -DANGEL_DEBUG=1
 FLAGS_asan    := -O1 -g -DANGEL_DEBUG=1 -fsanitize=address,undefined \
                  -fno-sanitize-recover=all -fno-omit-frame-pointer
 FLAGS_tsan    := -O1 -g -DANGEL_DEBUG=1 -fsanitize=thread
+FLAGS_fuzz    := -O1 -g -DANGEL_DEBUG=1 -fsanitize=fuzzer-no-link,address,undefined \
+                 -fno-sanitize-recover=all -fno-omit-frame-pointer
 ifeq ($(FLAGS_$(V)),)
-$(error V=$(V) is not a variant: wanted release, debug, asan or tsan)
+$(error V=$(V) is not a variant: wanted release, debug, asan, tsan or fuzz)
+endif
+# Another compiler's opinions do not matter.
+ifeq ($(V),fuzz)
+WARN := -w
 endif
 CFLAGS  := -std=c11 -D_GNU_SOURCE -I. $(WARN) -ffp-contract=off -fno-math-errno \
            $(FLAGS_$(V))
@@ -66,6 +78,7 @@ SRC     := $(sort $(foreach d,$(FOLDERS),$(wildcard $(d)/*.c)))
 OBJ     := $(SRC:%.c=$(B)/%.o)
 LIB_OBJ := $(filter-out $(B)/cmd/main.o,$(OBJ))
 TEST_LIB_OBJ := $(patsubst %.c,$(B)/%.o,$(sort $(wildcard tests/lib/*.c)))
+FUZZ    := $(patsubst %.c,$(B)/%,$(sort $(wildcard tests/fuzz/fuzz_*.c)))
 UNIT    := $(patsubst %.c,$(B)/%,$(sort $(wildcard tests/unit/t_*.c)))
 TOOLS   := $(patsubst %.c,$(B)/%,$(sort $(wildcard tests/tool/*.c)))
 
@@ -115,18 +128,36 @@ $(UNIT) $(TOOLS): $(B)/%: $(B)/%.o $(B)/libtest.a $(B)/libangel.a
 	$(SAY) LD $@
 	$(Q)$(LINK) $^ $(LDLIBS) -lcmocka -o $@
 
+# Loaded before a program, makes an allocation fail.
+$(B)/fail_alloc.so: tests/preload/fail_alloc.c $(B)/flags
+	$(SAY) CC $<
+	$(Q)$(CC) $(CFLAGS) -fPIC -shared $< -o $@
+
+# What the fuzz targets read: no kernels.
+FUZZ_OBJ := $(filter $(B)/core/% $(B)/io/%,$(OBJ)) $(B)/tests/fuzz/fuzz.o \
+    $(patsubst %,$(B)/cmd/%.o,load_config progress report_html report_read svg_chart)
+
+$(B)/libfuzzed.a: $(FUZZ_OBJ)
+	$(Q)rm -f $@ && ar rcs $@ $^
+
+$(FUZZ): $(B)/%: $(B)/%.o $(B)/libfuzzed.a
+	$(SAY) LD $@
+	$(Q)$(LINK) -fsanitize=fuzzer $^ $(LDLIBS) -o $@
+
 # ---- checks ----
 #
 # run-parts.sh runs parts, all of them, and sums up; run-tests.sh runs tests side by side.
 
 PARTS  := +@MAKE='$(MAKE)' tests/tool/run-parts.sh
-HEADER := $(sort $(foreach d,$(FOLDERS) tests/lib,$(wildcard $(d)/*.h)))
+HEADER := $(sort $(foreach d,$(FOLDERS) tests/lib tests/fuzz,$(wildcard $(d)/*.h)))
 BATS   := $(sort $(wildcard tests/cli/*.bats) $(wildcard tests/tool/*.bats))
 PAGES  := $(sort $(wildcard man/*.[1-9]))
 FORMAT := $(SRC) $(HEADER) $(sort $(wildcard tests/*/*.c))
 
-# The tests that use threads, for the thread sanitizer.
-TSAN   := pool reader data gemm attn compare cpu kernel shard grad monitor
+# The tests that use threads, for the thread sanitizer, but the longest: t_run_killed,
+# t_run_damage and t_gold run what others here do.
+TSAN   := pool comm streams reader data gemm attn compare cpu kernel shard grad monitor \
+    equal layouts ckpt run_guard run_disk run_resume run_signals
 
 # `T=...` picks: the unit tests t_<word>*, the bats files <word>.
 T      :=
@@ -142,8 +173,8 @@ OPTIONS_tsan   := TSAN_OPTIONS=halt_on_error=1:second_deadlock_stack=1
 OPTIONS         = $(OPTIONS_$(V)) RUN_UNDER='$(RUN_UNDER_$(V))'
 
 check:
-	$(PARTS) deps check-build check-layers check-headers check-style check-format \
-	    check-man check-unit check-cli
+	$(PARTS) deps-check check-build check-layers check-headers check-style check-format \
+	    check-man check-unit check-cli check-alloc check-fuzz
 
 check-fast:
 	$(PARTS) check-build check-unit check-cli
@@ -152,6 +183,10 @@ check-sanitize:
 	$(PARTS) check-asan check-tsan
 
 check-build: all
+
+# The whole equality matrix: every layout of tests/lib/layouts.c.
+check-layouts: $(B)/tests/unit/t_layouts
+	$(OPTIONS) $(RUN_UNDER_$(V)) $< all
 
 check-layers:
 	@tests/tool/check-layers.sh
@@ -182,6 +217,13 @@ check-unit:
 check-cli: $(B)/angel
 	@ANGEL=$(CURDIR)/$(B)/angel tests/tool/run-tests.sh $(B)/log $(pick_bats)
 
+# `A=every` lets each allocation fail.
+check-alloc: $(B)/angel $(B)/fail_alloc.so $(UNIT)
+	@tests/tool/check-alloc.sh $(B) $(A)
+
+check-fuzz:
+	+@MAKE='$(MAKE)' FUZZ_CC='$(FUZZ_CC)' tests/tool/check-fuzz.sh $(T)
+
 check-asan:
 	+@$(MAKE) --no-print-directory V=asan check-unit
 
@@ -193,13 +235,27 @@ check-tsan:
 deps:
 	@tests/tool/install-deps.sh
 
+# Also what single checks are skipped without.
+deps-check:
+	@tests/tool/install-deps.sh optional
+
 demo:
 	+@$(MAKE) --no-print-directory deps
 	+@$(MAKE) --no-print-directory angel
 	@tests/tool/demo.sh ./angel
 
+# Seeds that are not text are written by a program.
+fuzz-seeds: $(B)/tests/tool/fuzz_seeds
+	$< tests/fuzz/corpus
+
 man-options: angel
 	tests/tool/man-options.sh ./angel
+
+# Completion for shells, from the program's tables.
+completion: angel
+	@mkdir -p configs/completion
+	./angel help --completion bash >configs/completion/angel.bash
+	./angel help --completion zsh >configs/completion/_angel
 
 CONFIGS := $(sort $(wildcard configs/*/*.yaml))
 
@@ -207,12 +263,18 @@ install: angel
 	install -D -m 755 angel $(DESTDIR)$(PREFIX)/bin/angel
 	set -e; for f in $(CONFIGS); do \
 	    install -D -m 644 $$f $(DESTDIR)$(DATADIR)/$$f; done
+	install -D -m 644 configs/completion/angel.bash \
+	    $(DESTDIR)$(PREFIX)/share/bash-completion/completions/angel
+	install -D -m 644 configs/completion/_angel \
+	    $(DESTDIR)$(PREFIX)/share/zsh/site-functions/_angel
 	set -e; for f in $(notdir $(PAGES)); do \
 	    install -D -m 644 man/$$f $(DESTDIR)$(MANDIR)/man$${f##*.}/$$f; done
 
 uninstall:
 	rm -f $(DESTDIR)$(PREFIX)/bin/angel
 	rm -rf $(DESTDIR)$(DATADIR)
+	rm -f $(DESTDIR)$(PREFIX)/share/bash-completion/completions/angel \
+	    $(DESTDIR)$(PREFIX)/share/zsh/site-functions/_angel
 	for f in $(notdir $(PAGES)); do rm -f $(DESTDIR)$(MANDIR)/man$${f##*.}/$$f; done
 
 clean:
@@ -222,10 +284,12 @@ help:
 	@sed -n '/^#   make/s/^#   //p' Makefile
 
 -include $(OBJ:.o=.d) $(TEST_LIB_OBJ:.o=.d) $(UNIT:=.d) $(TOOLS:=.d)
+-include $(FUZZ:=.d) $(B)/tests/fuzz/fuzz.d
 -include $(HEADER:%.h=$(B)/header/%.d)
 
 FORCE:
 .PHONY: all FORCE check check-fast check-sanitize check-build check-layers check-style \
-    check-format check-man check-headers check-unit check-cli check-asan check-tsan deps \
-    demo man-options install uninstall clean help
+    check-format check-man check-headers check-unit check-cli check-alloc check-fuzz \
+    check-asan check-tsan deps deps-check demo fuzz-seeds completion man-options install uninstall \
+    clean help
 .SECONDARY:

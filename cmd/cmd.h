@@ -24,18 +24,19 @@ struct cmd_args {
     struct cmd_override *overrides;
     int n_overrides;
     bool help, version;
-    bool json;             /* one JSON document on stdout */
-    bool quiet;            /* warnings and errors only */
-    bool verbose;          /* -v */
-    bool dry_run;          /* resolve, validate, print; write nothing */
-    bool print_config;     /* print the resolved configuration */
-    bool dump_program;     /* print the program of a step */
-    bool man_options;      /* `angel help`: the options section of angel-config(5) */
-    bool tensors;          /* ckpt inspect: a line per tensor */
-    bool deep;             /* ckpt verify: decode every chunk */
-    const char *report;    /* the folder of a run to report on; NULL where not given */
-    const char *tolerance; /* ckpt diff: a number; NULL where not given */
-    const char *keep;      /* ckpt prune: a number; NULL where not given */
+    bool json;              /* one JSON document on stdout */
+    bool quiet;             /* warnings and errors only */
+    bool verbose;           /* -v */
+    bool dry_run;           /* resolve, validate, print; write nothing */
+    bool print_config;      /* print the resolved configuration */
+    bool dump_program;      /* print the program of a step */
+    bool man_options;       /* `angel help`: the options section of angel-config(5) */
+    bool tensors;           /* ckpt inspect: a line per tensor */
+    bool deep;              /* ckpt verify: decode every chunk */
+    const char *completion; /* `angel help`: a shell; NULL where not given */
+    const char *report;     /* the folder of a run to report on; NULL where not given */
+    const char *tolerance;  /* ckpt diff: a number; NULL where not given */
+    const char *keep;       /* ckpt prune: a number; NULL where not given */
     struct cmd_list allow_changes; /* --allow-change KEY */
     struct arena arena;
 };
@@ -61,6 +62,17 @@ const struct cmd *cmd_table(int *n);
 MUST_CHECK enum status cmd_args_parse(int argc, char **argv, struct cmd_args *args,
                                       struct diag *diag);
 void cmd_args_free(struct cmd_args *args);
+
+/* An option as help shows it. */
+struct cmd_option {
+    const char *name;
+    const char *value; /* the name of its argument; NULL for none */
+    const char *help;
+};
+
+/* Option i of those that help shows for `command` (NULL: those of all commands). out:
+ * *out; false when there are no more. */
+bool cmd_args_option(const struct cmd *command, size_t i, struct cmd_option *out);
 
 /* Options of a command (NULL: those of all), as lines of help. */
 void cmd_args_print_help(const struct cmd *command, struct str *out);

@@ -52,6 +52,7 @@ static const struct option options[] = {
         {"--version", SCOPE_ALL, FLAG(version), NULL,
          "print version and build, and leave", NULL, false},
         {"--man-options", SCOPE_HELP, FLAG(man_options), NULL, NULL, NULL, false},
+        {"--completion", SCOPE_HELP, FLAG(completion), "SHELL", NULL, NULL, false},
         {"--profile", SCOPE_RUN, 0, "N", NULL, "traces are not in this build", false},
         {"--report", SCOPE_RUN, FLAG(report), "DIR",
          "write DIR/report.html from the metrics and checkpoints in DIR, and leave",
@@ -260,15 +261,25 @@ void cmd_args_free(struct cmd_args *args)
     *args = (struct cmd_args){0};
 }
 
+bool cmd_args_option(const struct cmd *command, size_t i, struct cmd_option *out)
+{
+    for (size_t k = 0; k < ARRAY_LEN(options); k++) {
+        const struct option *o = &options[k];
+        if (!applies(o, command) || !o->help || i-- > 0)
+            continue;
+        *out = (struct cmd_option){o->name, o->value, o->help};
+        return true;
+    }
+    return false;
+}
+
 void cmd_args_print_help(const struct cmd *command, struct str *out)
 {
-    for (size_t i = 0; i < ARRAY_LEN(options); i++) {
-        const struct option *o = &options[i];
-        if (!applies(o, command) || !o->help)
-            continue;
-        int n = (int)strlen(o->name) + (o->value ? (int)strlen(o->value) + 1 : 0);
-        str_printf(out, "  %s%s%s%*s%s\n", o->name, o->value ? " " : "",
-                   o->value ? o->value : "", MAX(20 - n, 1), "", o->help);
+    struct cmd_option o;
+    for (size_t i = 0; cmd_args_option(command, i, &o); i++) {
+        int n = (int)strlen(o.name) + (o.value ? (int)strlen(o.value) + 1 : 0);
+        str_printf(out, "  %s%s%s%*s%s\n", o.name, o.value ? " " : "",
+                   o.value ? o.value : "", MAX(20 - n, 1), "", o.help);
     }
 }
 

@@ -1,7 +1,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "cmd/cmd.h"
+#include "cmd/completion.h"
 #include "core/config.h"
 
 static const struct cmd commands[] = {
@@ -131,6 +131,8 @@ int cmd_help(struct cmd_args *args)
     enum status st = ST_OK;
     if (args->man_options)
         opt_print_roff(config_table(), &out);
+    else if (args->completion)
+        st = completion_print(args->completion, &out, &diag);
     else if (args->n_positional == 0)
         cmd_print_short_help(&out);
     else

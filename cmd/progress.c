@@ -11,7 +11,8 @@
 #include "core/opt.h"
 #include "core/str.h"
 
-#define LINE_BYTES 256
+#define LINE_BYTES  256
+#define SECONDS_MAX 1e10 /* longer times are not told apart */
 
 /* The log's sink is process-wide, and so is the line that shares stderr with it. */
 static struct {
@@ -60,7 +61,11 @@ bool progress_is_live(void)
 
 const char *progress_duration(double seconds, char *buf, size_t n)
 {
-    int64_t s = (int64_t)(seconds + 0.5);
+    if (!(seconds < SECONDS_MAX)) {
+        snprintf(buf, n, "years");
+        return buf;
+    }
+    int64_t s = (int64_t)(MAX(seconds, 0) + 0.5);
     if (s >= 3600)
         snprintf(buf, n, "%" PRId64 " h %02" PRId64 " min", s / 3600, s % 3600 / 60);
     else if (s >= 60)

@@ -29,7 +29,7 @@ void progress_end(void);
 /* Whether the line is redrawn (a terminal), rather than printed every log.every steps. */
 bool progress_is_live(void);
 
-/* "2 h 05 min", "3 min 20 s", "12 s". Writes at most n bytes. */
+/* "2 h 05 min", "3 min 20 s", "12 s"; "years" for what is not finite too. Writes at most n bytes. */
 const char *progress_duration(double seconds, char *buf, size_t n);
 
 #endif

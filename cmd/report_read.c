@@ -21,10 +21,11 @@ static double number(const struct json *line, const char *key)
     return v && v->type == JSON_NUMBER ? v->f64 : NAN;
 }
 
+/* 0 for what is no whole number, and for what no run writes: counts below it. */
 static int64_t whole(const struct json *line, const char *key)
 {
     const struct json *v = json_find(line, key);
-    return v && v->type == JSON_NUMBER && v->is_i64 ? v->i64 : 0;
+    return v && v->type == JSON_NUMBER && v->is_i64 ? MAX(v->i64, 0) : 0;
 }
 
 static const char *text(const struct json *line, const char *key)

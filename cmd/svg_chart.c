@@ -10,6 +10,7 @@
 #define TOP    12.0
 #define BOTTOM 28.0
 #define TICKS  5
+#define Y_MAX  1e300
 
 /* Values to places: y0 is the lower end. */
 struct axes {
@@ -36,6 +37,12 @@ void svg_text(struct str *out, const char *text)
 
 /* ----------------------------------------------------------------------------- scales */
 
+/* Numbers that the axes can span without leaving the range of a double. */
+static bool is_drawn(double y)
+{
+    return fabs(y) < Y_MAX;
+}
+
 static bool range_of(const struct svg_chart *c, double *low, double *high)
 {
     *low = INFINITY;
@@ -43,7 +50,7 @@ static bool range_of(const struct svg_chart *c, double *low, double *high)
     for (size_t s = 0; s < c->n_series; s++)
         for (size_t i = 0; i < c->series[s].n; i++) {
             double y = c->series[s].points[i].y;
-            if (!isfinite(y))
+            if (!is_drawn(y))
                 continue;
             *low = fmin(*low, y);
             *high = fmax(*high, y);
@@ -73,7 +80,10 @@ static bool axes_of(const struct svg_chart *c, struct axes *a)
         a->y1 = log10(high) + 0.05;
         return true;
     }
-    double pad = high > low ? 0.05 * (high - low) : fmax(fabs(high), 1e-12) * 0.1;
+    /* Values that differ in their last digits only are as good as equal: a tick must not
+     * drown in the rounding of its place. */
+    double size = fmax(fmax(fabs(low), fabs(high)), 1e-12);
+    double pad = high - low > 1e-9 * size ? 0.05 * (high - low) : size * 0.1;
     a->y0 = low >= 0 ? fmax(low - pad, 0) : low - pad;
     a->y1 = high + pad;
     return true;
@@ -171,9 +181,9 @@ static int pick(const struct svg_point *p, size_t begin, size_t end, size_t keep
 {
     size_t low = begin, high = begin;
     for (size_t i = begin; i < end; i++) {
-        if (p[i].y < p[low].y)
+        if (p[i].y < p[low].y || isnan(p[low].y))
             low = i;
-        if (p[i].y > p[high].y)
+        if (p[i].y > p[high].y || isnan(p[high].y))
             high = i;
     }
     const size_t order[4] = {begin, MIN(low, high), MAX(low, high), end - 1};
@@ -193,7 +203,7 @@ struct trace {
 static void add_point(struct trace *t, const struct axes *a, const struct svg_point *p,
                       size_t series)
 {
-    if (!isfinite(p->y)) {
+    if (!is_drawn(p->y)) {
         t->pen_down = false;
         return;
     }
@@ -212,8 +222,8 @@ static void add_series(struct str *out, const struct axes *a, size_t series)
     struct trace t = {0};
     for (size_t i = 0; i < s->n;) {
         size_t end = i + 1, keep[4];
-        int column = (int)place_x(a, s->points[i].x);
-        while (end < s->n && (int)place_x(a, s->points[end].x) == column)
+        double column = floor(place_x(a, s->points[i].x));
+        while (end < s->n && floor(place_x(a, s->points[end].x)) == column)
             end++;
         int n = pick(s->points, i, end, keep);
         for (int k = 0; k < n; k++)

@@ -6,7 +6,7 @@
 #include "core/str.h"
 
 struct svg_point {
-    double x, y; /* a y that is not finite leaves a gap */
+    double x, y; /* a y that is not finite, or beyond 1e300, leaves a gap */
 };
 
 struct svg_series {

@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
 #define BLOCK_BYTES_MIN ((size_t)64 << 10)
 #define ALIGN_BYTES     ((size_t)16)
@@ -25,11 +26,17 @@ uint64_t mem_allocations(void)
     return n_allocations;
 }
 
+/* Any thread may come here, several at once, holding any lock: no handlers of exit(), no
+ * lock of a stream, no memory. */
 NORETURN static void out_of_memory(size_t bytes)
 {
-    fprintf(stderr, "angel: out of memory for tables (host): wanted %zu bytes\n",
-            bytes);
-    exit(status_exit_code(ST_NO_FIT));
+    char text[128];
+    int n = snprintf(text, sizeof(text),
+                     "%sangel: out of memory for tables (host): wanted %zu bytes\n",
+                     isatty(STDERR_FILENO) ? "\n" : "", bytes);
+    ssize_t written = write(STDERR_FILENO, text, (size_t)n);
+    (void)written; /* nothing can be done about it here */
+    _exit(status_exit_code(ST_NO_FIT));
 }
 
 void *mem_alloc(size_t bytes)

@@ -9,19 +9,20 @@ struct node {
     uint32_t weight;   /* accumulator of a weight, or NONE_ID */
     uint32_t producer; /* forward op that wrote it */
     uint32_t n_reads;  /* by forward ops */
+    uint32_t now; /* the value that stands for it in the backward pass, or NONE_ID */
     bool needs;
 };
 
 struct diff {
     struct program *p;
     VEC(struct node) nodes;
-    uint32_t seed;
+    const struct diff_options *o;
     int32_t layer;
 };
 
 static struct node *node(struct diff *d, uint32_t value)
 {
-    const struct node fresh = {NONE_ID, NONE_ID, NONE_ID, NONE_ID, 0, false};
+    const struct node fresh = {NONE_ID, NONE_ID, NONE_ID, NONE_ID, 0, NONE_ID, false};
     while (d->nodes.n <= value)
         vec_push(&d->nodes, fresh);
     return &d->nodes.data[value];
@@ -42,6 +43,30 @@ uint32_t diff_producer(struct diff *d, uint32_t value)
     return node(d, value)->producer;
 }
 
+void diff_replace(struct diff *d, uint32_t then, uint32_t now)
+{
+    uint32_t weight = node(d, then)->weight;
+    node(d, then)->now = now;
+    node(d, now)->weight = weight;
+}
+
+uint32_t diff_now(struct diff *d, uint32_t value)
+{
+    uint32_t now = node(d, value)->now;
+    return now == NONE_ID ? value : now;
+}
+
+uint32_t diff_place_given(struct diff *d, uint32_t value)
+{
+    return value == d->o->input ? d->o->input_grad : NONE_ID;
+}
+
+bool diff_sums_wide(struct diff *d, uint32_t weight)
+{
+    const struct prog_value *w = &d->p->values.data[weight];
+    return d->o->wide_partials && w->dtype == DT_BF16 && w->layout[MESH_TP] == 0;
+}
+
 /* A view needs a gradient when its base does. */
 bool diff_needs(struct diff *d, uint32_t value)
 {
@@ -57,7 +82,8 @@ uint32_t diff_grad(struct diff *d, uint32_t value)
 
 struct op_args diff_args(struct diff *d, enum op_kind kind, enum op_phase phase)
 {
-    return op_args_init(kind, phase, d->layer);
+    bool joined = d->o->within && phase == PHASE_WGRAD;
+    return op_args_init(kind, joined ? PHASE_DGRAD : phase, d->layer);
 }
 
 /* A value at the bytes of `like`, shaped as `shape`. */
@@ -153,7 +179,8 @@ static uint32_t add_grads(struct diff *d, uint32_t old, uint32_t more)
     struct op_args a = diff_args(d, OP_ADD, PHASE_DGRAD);
     op_args_in(&a, old);
     op_args_in(&a, more);
-    a.out[0] = value_like(d, old, old);
+    if (!d->o->out_of_place)
+        a.out[0] = value_like(d, old, old);
     program_op(d->p, &a);
     return a.out[0];
 }
@@ -161,7 +188,7 @@ static uint32_t add_grads(struct diff *d, uint32_t old, uint32_t more)
 static void emit_accumulating(struct diff *d, struct op_args *a, uint32_t to)
 {
     uint32_t old = node(d, to)->grad;
-    bool over = !reads_storage_of(d, a, old);
+    bool over = !d->o->out_of_place && !reads_storage_of(d, a, old);
     op_args_in(a, old);
     a->out[0] = over ? value_like(d, old, to) : NONE_ID;
     program_op(d->p, a);
@@ -225,14 +252,14 @@ static void mark_needs(struct diff *d, const struct prog_segment *seg)
         for (int i = 0; i < op->n_in; i++) {
             uint32_t v = op_in(d->p, op, i);
             needs |= diff_needs(d, v) || diff_weight(d, v) != NONE_ID;
-            node(d, v)->n_reads++;
+            node(d, v)->n_reads += op_desc((enum op_kind)op->kind)->grad != NULL;
         }
         for (int i = 0; i < op->n_out; i++) {
             uint32_t v = op_out(d->p, op, i);
             if (v == NONE_ID)
                 continue;
             node(d, v)->producer = o;
-            node(d, v)->needs = needs;
+            node(d, v)->needs = needs || v == d->o->input;
         }
     }
 }
@@ -247,24 +274,59 @@ static bool has_grad(struct diff *d, const struct prog_op *op)
     return false;
 }
 
-uint32_t differentiate(struct program *p, uint32_t segment, uint32_t loss,
-                       uint32_t seed, const uint32_t *weight, const uint32_t *grad,
-                       uint32_t n_weights, const char *name)
+static void change_layer(struct diff *d, int32_t to)
 {
-    struct diff d = {.p = p, .seed = seed};
-    struct prog_segment seg = p->segments.data[segment];
-    for (uint32_t i = 0; i < n_weights; i++)
-        node(&d, weight[i])->weight = grad[i];
-    mark_needs(&d, &seg);
-    node(&d, loss)->grad = seed;
-    program_segment_begin(p, name);
-    for (uint32_t o = seg.op_end; o-- > seg.op_begin;) {
-        const struct prog_op *op = &p->ops.data[o];
+    if (to != d->layer && d->o->change_layer)
+        d->o->change_layer(d->o->arg, d, d->layer, to);
+    d->layer = to;
+}
+
+static void walk_back(struct diff *d, const struct prog_segment *seg)
+{
+    for (uint32_t o = seg->op_end; o-- > seg->op_begin;) {
+        const struct prog_op *op = &d->p->ops.data[o];
         op_grad_fn rule = op_desc((enum op_kind)op->kind)->grad;
-        d.layer = op->layer;
-        if (rule && has_grad(&d, op))
-            rule(&d, o);
+        if (!rule || !has_grad(d, op))
+            continue;
+        change_layer(d, op->layer);
+        rule(d, o);
     }
+}
+
+struct diff_options diff_options_init(void)
+{
+    return (struct diff_options){
+            .segment = NONE_ID, .input = NONE_ID, .input_grad = NONE_ID};
+}
+
+static void init_nodes(struct diff *d)
+{
+    const struct diff_options *o = d->o;
+    for (uint32_t i = 0; i < o->n_weights; i++)
+        node(d, o->weight[i])->weight = o->grad[i];
+    if (o->input == NONE_ID)
+        return;
+    node(d, o->input)->needs = true;
+    node(d, o->input)->place = o->input_grad;
+}
+
+uint32_t differentiate(struct program *p, const struct diff_options *o)
+{
+    struct diff d = {.p = p, .o = o, .layer = -1};
+    struct prog_segment ops = {.op_begin = o->op_begin, .op_end = p->ops.n};
+    if (!o->within)
+        ops = p->segments.data[o->segment];
+    init_nodes(&d);
+    mark_needs(&d, &ops);
+    if (!o->within)
+        program_segment_begin(p, o->name);
+    if (o->begin)
+        o->begin(o->arg, &d);
+    for (uint32_t i = 0; i < o->n_outputs; i++)
+        node(&d, o->output[i])->grad = o->seed[i];
+    walk_back(&d, &ops);
+    if (o->end)
+        o->end(o->arg, &d, o->input == NONE_ID ? NONE_ID : diff_grad(&d, o->input));
     vec_free(&d.nodes);
-    return program_segment_end(p);
+    return o->within ? NONE_ID : program_segment_end(p);
 }

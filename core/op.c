@@ -28,6 +28,12 @@ enum op_kind op_kind_from_name(const char *name)
     return OP_KIND_COUNT;
 }
 
+bool op_kind_is_comm(enum op_kind kind)
+{
+    return kind == OP_ALL_GATHER || kind == OP_REDUCE_SCATTER ||
+           kind == OP_ALL_REDUCE || kind == OP_SEND || kind == OP_RECV;
+}
+
 static double value_bytes(const struct prog_value *v)
 {
     return (double)value_elems(v) * (double)dtype_bytes((enum dtype)v->dtype);
@@ -36,7 +42,7 @@ static double value_bytes(const struct prog_value *v)
 struct op_cost op_cost(const struct program *p, const struct prog_op *op)
 {
     struct op_cost cost = {.reduce_len = 1};
-    struct op_ctx c = {p, op};
+    struct op_ctx c = {p, op, 0};
     for (int i = 0; i < op->n_in; i++)
         cost.bytes_read += value_bytes(ctx_in(&c, i));
     for (int i = 0; i < op->n_out; i++)

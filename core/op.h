@@ -16,6 +16,7 @@ enum tol_class {
 struct op_ctx {
     const struct program *prog;
     const struct prog_op *op;
+    int mesh_dim; /* layout rules: the dimension that is asked about */
 };
 
 static inline const struct prog_value *ctx_in(const struct op_ctx *c, int i)

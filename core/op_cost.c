@@ -94,3 +94,23 @@ void cost_stats(const struct op_ctx *c, struct op_cost *cost)
     cost->flops = 4.0 * (double)value_elems(ctx_in(c, 0));
     cost->reduce_len = value_elems(ctx_in(c, 0));
 }
+
+/* What a rank sends: of a ring's reduce-scatter or all-gather every part but one, of an
+ * all-reduce both. source: features of collectives, bytes (n - 1)/n of the whole. */
+void cost_comm(const struct op_ctx *c, struct op_cost *cost)
+{
+    double members = (double)op_attr_i(c->prog, c->op, ATTR_MEMBERS, 1);
+    enum op_kind kind = (enum op_kind)c->op->kind;
+    double part = (members - 1) / members;
+    if (kind == OP_ALL_GATHER) {
+        cost->bytes_wire = cost->bytes_written * part;
+    } else if (kind != OP_RECV) {
+        const struct prog_value *x = ctx_in(c, 0);
+        double bytes =
+                (double)value_elems(x) * (double)dtype_bytes((enum dtype)x->dtype);
+        cost->bytes_wire = kind == OP_SEND         ? bytes
+                           : kind == OP_ALL_REDUCE ? 2 * part * bytes
+                                                   : part * bytes;
+    }
+    cost->reduce_len = (int64_t)members;
+}

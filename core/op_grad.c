@@ -20,7 +20,7 @@ static struct fwd fwd_load(struct diff *d, uint32_t op_id)
     const struct program *p = diff_program(d);
     struct fwd f = {.op = p->ops.data[op_id]};
     for (int i = 0; i < OP_IN_MAX; i++)
-        f.in[i] = i < f.op.n_in ? op_in(p, &f.op, i) : NONE_ID;
+        f.in[i] = i < f.op.n_in ? diff_now(d, op_in(p, &f.op, i)) : NONE_ID;
     for (int i = 0; i < OP_OUT_MAX; i++)
         f.out[i] = i < f.op.n_out ? op_out(p, &f.op, i) : NONE_ID;
     f.g = diff_grad(d, f.out[0]);
@@ -82,6 +82,15 @@ static uint32_t grad_in_dtype(struct diff *d, uint32_t g, uint32_t like)
     return a.out[0];
 }
 
+/* The gradient has a dtype of its own, so it cannot live where the value's would. */
+static void pass_fresh(struct diff *d, struct op_args *a, uint32_t to)
+{
+    a->out[0] = diff_place_given(d, to);
+    program_op(diff_program(d), a);
+    if (diff_place_given(d, to) == NONE_ID)
+        diff_pass(d, to, a->out[0]);
+}
+
 void grad_linear(struct diff *d, uint32_t op)
 {
     struct fwd f = fwd_load(d, op);
@@ -101,8 +110,56 @@ void grad_linear(struct diff *d, uint32_t op)
     if (diff_needs(d, f.in[0])) {
         struct op_args a = diff_args(d, OP_LINEAR_DX, PHASE_DGRAD);
         inputs(&a, 2, (uint32_t[]){g, f.in[1]});
-        emit_to(d, &a, f.in[0]);
+        if (diff_sums_wide(d, f.in[1])) {
+            op_args_attr_i(&a, ATTR_OUT_DTYPE, DT_F32);
+            pass_fresh(d, &a, f.in[0]);
+        } else {
+            emit_to(d, &a, f.in[0]);
+        }
     }
+}
+
+void grad_add_bias(struct diff *d, uint32_t op)
+{
+    struct fwd f = fwd_load(d, op);
+    uint32_t gb = diff_weight(d, f.in[1]);
+    if (gb != NONE_ID) {
+        struct op_args a = diff_args(d, OP_LINEAR_DB, PHASE_WGRAD);
+        inputs(&a, 2, (uint32_t[]){f.g, gb});
+        diff_emit_weight(d, &a, gb);
+    }
+    if (diff_needs(d, f.in[0]))
+        diff_pass(d, f.in[0], f.g);
+}
+
+/* The ranks' gradients of the whole are parts of a sum (each used it for its own columns
+ * or heads), and every rank wants its rows of that sum. */
+void grad_all_gather(struct diff *d, uint32_t op)
+{
+    struct fwd f = fwd_load(d, op);
+    if (!diff_needs(d, f.in[0]))
+        return;
+    struct op_args a = args_with_attrs(d, &f, OP_REDUCE_SCATTER, PHASE_DGRAD);
+    const struct program *p = diff_program(d);
+    op_args_in(&a, f.g);
+    if (p->values.data[f.g].dtype != p->values.data[f.in[0]].dtype)
+        op_args_attr_i(&a, ATTR_OUT_DTYPE, p->values.data[f.in[0]].dtype);
+    pass_fresh(d, &a, f.in[0]);
+}
+
+/* Every rank's term of the sum has the gradient of the whole. */
+void grad_reduce_scatter(struct diff *d, uint32_t op)
+{
+    struct fwd f = fwd_load(d, op);
+    if (!diff_needs(d, f.in[0]))
+        return;
+    struct op_args a = diff_args(d, OP_ALL_GATHER, PHASE_DGRAD);
+    const struct program *p = diff_program(d);
+    for (uint32_t i = 0; i < f.op.n_attrs; i++)
+        if (p->attrs.data[f.op.attr_first + i].key != ATTR_OUT_DTYPE)
+            a.attrs[a.n_attrs++] = p->attrs.data[f.op.attr_first + i];
+    op_args_in(&a, f.g);
+    pass_fresh(d, &a, f.in[0]);
 }
 
 void grad_rmsnorm(struct diff *d, uint32_t op)
@@ -202,7 +259,7 @@ void grad_xent(struct diff *d, uint32_t op)
     struct program *p = diff_program(d);
     if (!diff_needs(d, f.in[0]))
         return;
-    struct op_args a = diff_args(d, OP_XENT_DX, PHASE_DGRAD);
+    struct op_args a = args_with_attrs(d, &f, OP_XENT_DX, PHASE_DGRAD);
     inputs(&a, 4, (uint32_t[]){f.in[0], f.out[1], f.in[1], f.g});
     uint32_t producer = diff_producer(d, f.in[0]);
     uint8_t dtype = p->values.data[f.in[0]].dtype;

@@ -30,6 +30,15 @@ const char *layout_const(const struct op_ctx *c, const uint8_t *in, uint8_t *out
     return NULL;
 }
 
+/* Sums of squares of blocks: sharded like the gradient. */
+const char *layout_norm_sq(const struct op_ctx *c, const uint8_t *in, uint8_t *out)
+{
+    (void)c;
+    REQUIRE(in[0] != PART, "a partial sum must be reduced first");
+    out[0] = in[0] == REPL ? REPL : 0;
+    return NULL;
+}
+
 /* Non-linear, element by element: any sharding, the same for all inputs, no partials. */
 const char *layout_pointwise(const struct op_ctx *c, const uint8_t *in, uint8_t *out)
 {
@@ -130,7 +139,8 @@ const char *layout_wgrad(const struct op_ctx *c, const uint8_t *in, uint8_t *out
     bool tokens = false;
     for (int i = 0; i < n - n_acc; i++) {
         REQUIRE(in[i] != PART, "a partial sum must be reduced first");
-        tokens |= in[i] == 0;
+        int last = MAX(ctx_in(c, i)->ndim - 1, 1);
+        tokens |= in[i] < last; /* sharded on an axis that is summed away */
     }
     for (int i = 0; i < n_acc; i++) {
         uint8_t acc = in[n - n_acc + i];
@@ -147,7 +157,8 @@ static const char *whole_rows(const struct op_ctx *c, const uint8_t *in)
     for (int i = 0; i < c->op->n_in; i++) {
         const struct prog_value *v = ctx_in(c, i);
         REQUIRE(in[i] != PART, "a partial sum must be reduced first");
-        REQUIRE(in[i] == REPL || in[i] < v->ndim - 1 || v->ndim == 1,
+        bool row = v->ndim == ctx_in(c, 0)->ndim; /* statistics have no such axis */
+        REQUIRE(!row || in[i] == REPL || in[i] < v->ndim - 1 || v->ndim == 1,
                 "the last axis must be whole");
     }
     return NULL;
@@ -200,6 +211,13 @@ const char *layout_attention_dx(const struct op_ctx *c, const uint8_t *in, uint8
 /* Labels follow the tokens; the vocabulary must be whole. */
 const char *layout_xent(const struct op_ctx *c, const uint8_t *in, uint8_t *out)
 {
+    if (c->op->n_in > 2) { /* a rank's columns, and what all ranks found in theirs */
+        REQUIRE(in[1] != PART && in[2] != PART, "a partial sum must be reduced first");
+        REQUIRE(in[0] != 1 || in[2] == REPL, "sharded logits need the stats of all");
+        REQUIRE(in[2] != 0, "the stats must be of all ranks");
+        set_all(c, out, in[0] == 1 ? REPL : in[0]);
+        return NULL;
+    }
     const char *wrong = whole_rows(c, in);
     if (wrong)
         return wrong;
@@ -208,11 +226,82 @@ const char *layout_xent(const struct op_ctx *c, const uint8_t *in, uint8_t *out)
     return NULL;
 }
 
+/* lse is of the whole row: a rank's columns are enough. */
 const char *layout_xent_dx(const struct op_ctx *c, const uint8_t *in, uint8_t *out)
 {
-    const char *wrong = whole_rows(c, in);
-    if (wrong)
-        return wrong;
+    for (int i = 0; i < c->op->n_in; i++)
+        REQUIRE(in[i] != PART, "a partial sum must be reduced first");
+    REQUIRE(in[0] != 1 || (in[1] == REPL && in[2] == REPL),
+            "sharded logits need the lse and labels of all tokens");
     set_all(c, out, in[0]);
+    return NULL;
+}
+
+const char *layout_xent_stats(const struct op_ctx *c, const uint8_t *in, uint8_t *out)
+{
+    (void)c;
+    REQUIRE(in[0] != PART && in[1] != PART, "a partial sum must be reduced first");
+    REQUIRE(in[0] != 1 || in[1] == REPL,
+            "sharded logits need the labels of all tokens");
+    out[0] = in[0] == 1 ? 0 : in[0] == 0 ? 1 : in[0];
+    return NULL;
+}
+
+const char *layout_add_bias(const struct op_ctx *c, const uint8_t *in, uint8_t *out)
+{
+    (void)c;
+    REQUIRE(in[0] != PART, "a partial sum must be reduced first");
+    REQUIRE(in[0] == 1 ? in[1] == 0 : in[1] == REPL,
+            "the bias must follow x's columns");
+    out[0] = in[0];
+    return NULL;
+}
+
+/* ------------------------------------------------------------------ communication */
+
+/* Whether the op's group joins ranks of the dimension that is asked about. */
+static bool spans(const struct op_ctx *c)
+{
+    enum comm_group g = (enum comm_group)op_attr_i(c->prog, c->op, ATTR_GROUP, 0);
+    return comm_group_dims(g) >> c->mesh_dim & 1;
+}
+
+const char *layout_all_gather(const struct op_ctx *c, const uint8_t *in, uint8_t *out)
+{
+    out[0] = in[0];
+    if (!spans(c))
+        return NULL;
+    REQUIRE(in[0] == 0, "only what is sharded on its first axis can be gathered");
+    out[0] = REPL;
+    return NULL;
+}
+
+const char *layout_reduce_scatter(const struct op_ctx *c, const uint8_t *in,
+                                  uint8_t *out)
+{
+    out[0] = in[0];
+    if (spans(c)) {
+        REQUIRE(in[0] == PART, "nothing here is partial: the sum would be too large");
+        out[0] = 0;
+    }
+    REQUIRE(c->op->n_in < 2 || in[1] == out[0], "acc must be laid out as the result");
+    return NULL;
+}
+
+const char *layout_all_reduce(const struct op_ctx *c, const uint8_t *in, uint8_t *out)
+{
+    out[0] = in[0];
+    if (!spans(c))
+        return NULL;
+    REQUIRE(in[0] == PART, "nothing here is partial: the sum would be too large");
+    out[0] = REPL;
+    return NULL;
+}
+
+const char *layout_send(const struct op_ctx *c, const uint8_t *in, uint8_t *out)
+{
+    (void)c;
+    (void)in;
+    (void)out;
     return NULL;
 }

@@ -33,9 +33,16 @@
     X(shape_norm_sq)                                                                   \
     X(shape_clip)                                                                      \
     X(shape_adamw)                                                                     \
+    X(shape_add_bias)                                                                  \
+    X(shape_xent_stats)                                                                \
+    X(shape_all_gather)                                                                \
+    X(shape_reduce_scatter)                                                            \
+    X(shape_all_reduce)                                                                \
+    X(shape_send)                                                                      \
     X(shape_stats)                                                                     \
     X(shape_adamw_stats)
 #define LAYOUT_RULES(X)                                                                \
+    X(layout_norm_sq)                                                                  \
     X(layout_const)                                                                    \
     X(layout_embed)                                                                    \
     X(layout_wgrad)                                                                    \
@@ -49,6 +56,12 @@
     X(layout_attention_dx)                                                             \
     X(layout_pointwise)                                                                \
     X(layout_xent)                                                                     \
+    X(layout_add_bias)                                                                 \
+    X(layout_xent_stats)                                                               \
+    X(layout_all_gather)                                                               \
+    X(layout_reduce_scatter)                                                           \
+    X(layout_all_reduce)                                                               \
+    X(layout_send)                                                                     \
     X(layout_xent_dx)
 #define COST_RULES(X)                                                                  \
     X(cost_none)                                                                       \
@@ -58,6 +71,7 @@
     X(cost_linear_dx)                                                                  \
     X(cost_linear_dw)                                                                  \
     X(cost_norm)                                                                       \
+    X(cost_comm)                                                                       \
     X(cost_attention)                                                                  \
     X(cost_attention_dx)                                                               \
     X(cost_stats)
@@ -72,6 +86,9 @@
     X(grad_glu)                                                                        \
     X(grad_act)                                                                        \
     X(grad_softcap)                                                                    \
+    X(grad_add_bias)                                                                   \
+    X(grad_all_gather)                                                                 \
+    X(grad_reduce_scatter)                                                             \
     X(grad_xent)
 /* clang-format on */
 

@@ -126,7 +126,8 @@ const char *shape_linear_dx(const struct op_ctx *c, struct op_shape *out)
     REQUIRE(dy->ndim == 2 && w->ndim == 2, "dy and w must have two axes");
     REQUIRE(dy->dim[1] == w->dim[0], "dy[T,N] and w[N,K] must share N");
     REQUIRE(dy->dtype == w->dtype, "dy and w must have one dtype");
-    set_shape(out, (enum dtype)dy->dtype, 2, dy->dim[0], w->dim[1], 0);
+    int64_t dtype = op_attr_i(c->prog, c->op, ATTR_OUT_DTYPE, dy->dtype);
+    set_shape(out, (enum dtype)dtype, 2, dy->dim[0], w->dim[1], 0);
     if (c->op->n_in > 2)
         REQUIRE(is_matrix(ctx_in(c, 2), dy->dim[0], w->dim[1]), "acc must be [T,K]");
     return NULL;
@@ -149,6 +150,14 @@ const char *shape_linear_db(const struct op_ctx *c, struct op_shape *out)
     const struct prog_value *dy = ctx_in(c, 0), *g = ctx_in(c, 1);
     REQUIRE(dy->ndim == 2 && is_vector(g, dy->dim[1]), "dy[T,N] and g[N] must share N");
     copy_shape(out, g);
+    return NULL;
+}
+
+const char *shape_add_bias(const struct op_ctx *c, struct op_shape *out)
+{
+    const struct prog_value *x = ctx_in(c, 0);
+    REQUIRE(x->ndim == 2 && is_vector(ctx_in(c, 1), x->dim[1]), "bias must be [N]");
+    copy_shape(out, x);
     return NULL;
 }
 
@@ -286,8 +295,21 @@ const char *shape_xent(const struct op_ctx *c, struct op_shape *out)
     const struct prog_value *logits = ctx_in(c, 0);
     REQUIRE(logits->ndim == 2 && is_ids(ctx_in(c, 1), logits->dim[0]),
             "labels must be i32[T] for logits[T,V]");
+    if (c->op->n_in > 2)
+        REQUIRE(ctx_in(c, 2)->ndim == 3 && ctx_in(c, 2)->dim[1] == logits->dim[0] &&
+                        ctx_in(c, 2)->dim[2] == 3,
+                "stats must be [t,T,3]");
     set_shape(&out[0], acc_dtype(logits), 1, logits->dim[0], 0, 0);
     out[1] = out[0];
+    return NULL;
+}
+
+const char *shape_xent_stats(const struct op_ctx *c, struct op_shape *out)
+{
+    const struct prog_value *logits = ctx_in(c, 0);
+    REQUIRE(logits->ndim == 2 && is_ids(ctx_in(c, 1), logits->dim[0]),
+            "labels must be i32[T] for logits[T,V]");
+    set_shape(out, acc_dtype(logits), 3, 1, logits->dim[0], 3);
     return NULL;
 }
 
@@ -370,4 +392,81 @@ const char *shape_adamw_stats(const struct op_ctx *c, struct op_shape *out)
     REQUIRE(is_vector(ctx_in(c, 2), HYPER_COUNT), "hyper must be [HYPER_COUNT]");
     set_shape(out, DT_F64, 1, STATS_COUNT, 0, 0);
     return NULL;
+}
+
+/* ------------------------------------------------------------------ communication */
+
+static const char *check_group(const struct op_ctx *c)
+{
+    int64_t members = op_attr_i(c->prog, c->op, ATTR_MEMBERS, 0);
+    int64_t member = op_attr_i(c->prog, c->op, ATTR_MEMBER, -1);
+    int64_t group = op_attr_i(c->prog, c->op, ATTR_GROUP, -1);
+    int64_t cuts = op_attr_i(c->prog, c->op, ATTR_CUTS, -1);
+    REQUIRE(group >= 0 && group < GROUP_COUNT, "there is no such group");
+    REQUIRE(members > 0 && member >= 0 && member < members, "the rank is no member");
+    REQUIRE(cuts < 0 || cuts + members < (int64_t)c->prog->cuts.n,
+            "the cuts are outside of the table");
+    for (int i = 0; i < c->op->n_in; i++)
+        REQUIRE(value_is_contiguous(ctx_in(c, i)), "buffers must be contiguous");
+    return NULL;
+}
+
+/* Rows of this member's part of a whole of `rows`. */
+static int64_t part_rows(const struct op_ctx *c, int64_t rows)
+{
+    int64_t m = op_attr_i(c->prog, c->op, ATTR_MEMBER, 0);
+    return op_cut(c->prog, c->op, rows, m + 1) - op_cut(c->prog, c->op, rows, m);
+}
+
+const char *shape_all_gather(const struct op_ctx *c, struct op_shape *out)
+{
+    const char *wrong = check_group(c);
+    if (wrong)
+        return wrong;
+    const struct prog_value *x = ctx_in(c, 0);
+    int64_t members = op_attr_i(c->prog, c->op, ATTR_MEMBERS, 1), rows;
+    REQUIRE(mul_i64(x->dim[0], members, &rows), "the whole is too large");
+    if (op_attr_i(c->prog, c->op, ATTR_CUTS, -1) >= 0)
+        rows = op_cut(c->prog, c->op, 0, members);
+    REQUIRE(part_rows(c, rows) == x->dim[0], "x must be this member's part");
+    copy_shape(out, x);
+    out->dim[0] = rows;
+    return NULL;
+}
+
+const char *shape_reduce_scatter(const struct op_ctx *c, struct op_shape *out)
+{
+    const char *wrong = check_group(c);
+    if (wrong)
+        return wrong;
+    const struct prog_value *x = ctx_in(c, 0);
+    int64_t members = op_attr_i(c->prog, c->op, ATTR_MEMBERS, 1);
+    bool cuts = op_attr_i(c->prog, c->op, ATTR_CUTS, -1) >= 0;
+    REQUIRE(cuts ? op_cut(c->prog, c->op, 0, members) == x->dim[0]
+                 : x->dim[0] % members == 0,
+            "the parts must make up x");
+    copy_shape(out, x);
+    out->dim[0] = part_rows(c, x->dim[0]);
+    out->dtype = (uint8_t)op_attr_i(c->prog, c->op, ATTR_OUT_DTYPE, x->dtype);
+    if (c->op->n_in > 1) {
+        const struct prog_value *acc = ctx_in(c, 1);
+        REQUIRE(acc->dtype == out->dtype && acc->dim[0] == out->dim[0] &&
+                        acc->ndim == x->ndim,
+                "acc must be as the result");
+    }
+    return NULL;
+}
+
+const char *shape_all_reduce(const struct op_ctx *c, struct op_shape *out)
+{
+    const char *wrong = check_group(c);
+    if (!wrong)
+        copy_shape(out, ctx_in(c, 0));
+    return wrong;
+}
+
+const char *shape_send(const struct op_ctx *c, struct op_shape *out)
+{
+    (void)out;
+    return check_group(c);
 }

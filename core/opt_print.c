@@ -390,7 +390,13 @@ static const struct opt_group *group_of(const struct opt_table *t, const char *k
     return best;
 }
 
-/* "swiglu|geglu, default swiglu": type, unit and default of a row. */
+static bool is_number(const struct opt *o)
+{
+    return o->type == OPT_COUNT || o->type == OPT_BYTES || o->type == OPT_REAL ||
+           o->type == OPT_REALS || o->type == OPT_SECONDS;
+}
+
+/* "swiglu|geglu, default swiglu": type, unit, bounds and default of a row. */
 static void add_facts(const struct opt *o, struct str *out)
 {
     if (o->type == OPT_ENUM)
@@ -401,6 +407,10 @@ static void add_facts(const struct opt *o, struct str *out)
         str_add(out, " or auto");
     if (o->unit)
         str_printf(out, ", %s", o->unit);
+    if (is_number(o) && (o->min > OPT_NO_MIN || o->max < OPT_NO_MAX)) {
+        str_add(out, o->min == o->max ? ", only " : ", ");
+        add_bounds(o, out);
+    }
     if (!o->default_text)
         str_add(out, ", needed");
     else if (*o->default_text)

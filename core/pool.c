@@ -1,18 +1,13 @@
 #include "core/pool.h"
 
-#include <limits.h>
-#include <linux/futex.h>
 #include <pthread.h>
 #include <sched.h>
 #include <stdatomic.h>
 #include <string.h>
-#include <sys/syscall.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "core/arena.h"
-
-#define SPIN_NS 20000
+#include "core/futex.h"
 
 /* `round` counts the runs: workers wait for it to move. `n_left` counts workers that
  * have not finished the current run. Both are futex words. */
@@ -34,50 +29,6 @@ struct worker_arg {
     int thread;
 };
 
-static void futex_wait(atomic_uint *word, unsigned seen)
-{
-    syscall(SYS_futex, word, FUTEX_WAIT_PRIVATE, seen, NULL, NULL, 0);
-}
-
-static void futex_wake(atomic_uint *word)
-{
-    syscall(SYS_futex, word, FUTEX_WAKE_PRIVATE, INT_MAX, NULL, NULL, 0);
-}
-
-static int64_t now_ns(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
-}
-
-static void cpu_relax(void)
-{
-#if defined(__x86_64__)
-    __builtin_ia32_pause();
-#endif
-}
-
-/* Waits until *word differs from `seen`: spins a little, then sleeps. */
-static unsigned wait_change(atomic_uint *word, unsigned seen)
-{
-    int64_t deadline = now_ns() + SPIN_NS;
-    for (;;) {
-        for (int i = 0; i < 64; i++) {
-            unsigned v = atomic_load_explicit(word, memory_order_acquire);
-            if (v != seen)
-                return v;
-            cpu_relax();
-        }
-        if (now_ns() > deadline)
-            break;
-    }
-    unsigned v;
-    while ((v = atomic_load_explicit(word, memory_order_acquire)) == seen)
-        futex_wait(word, seen);
-    return v;
-}
-
 static void *worker_main(void *p)
 {
     struct worker_arg w = *(struct worker_arg *)p;
@@ -85,7 +36,7 @@ static void *worker_main(void *p)
     struct pool *pool = w.pool;
     unsigned seen = 0;
     for (;;) {
-        seen = wait_change(&pool->round, seen);
+        seen = futex_wait_change(&pool->round, seen);
         if (atomic_load_explicit(&pool->stop, memory_order_relaxed))
             return NULL;
         pool->fn(pool->arg, w.thread, pool->n_threads);
@@ -149,7 +100,7 @@ void pool_run(struct pool *p, pool_fn fn, void *arg)
     fn(arg, 0, p->n_threads);
     unsigned left;
     while ((left = atomic_load_explicit(&p->n_left, memory_order_acquire)) != 0)
-        wait_change(&p->n_left, left);
+        futex_wait_change(&p->n_left, left);
 }
 
 void pool_share(int64_t items, int64_t unit, int thread, int n_threads, int64_t *begin,

@@ -45,8 +45,60 @@ static const struct {
         [ATTR_ROPE_HIGH] = {"rope_high", true},
         [ATTR_ROPE_ORIGINAL] = {"rope_original", false},
         [ATTR_ROPE_ATTN_FACTOR] = {"rope_attn_factor", true},
+        [ATTR_GROUP] = {"group", false},
+        [ATTR_MEMBER] = {"member", false},
+        [ATTR_MEMBERS] = {"members", false},
+        [ATTR_PEER] = {"peer", false},
+        [ATTR_CUTS] = {"cuts", false},
+        [ATTR_BEGIN] = {"begin", false},
 };
 _Static_assert(ARRAY_LEN(attr_table) == ATTR_COUNT, "one row per attribute");
+
+#define DIM(d) (1u << (d))
+
+static const struct {
+    const char *name;
+    uint32_t dims;
+} groups[] = {
+        [GROUP_TENSOR] = {"tensor", DIM(MESH_TP)},
+        [GROUP_TENSOR_GRAD] = {"tensor gradients", DIM(MESH_TP)},
+        [GROUP_KV] = {"key/value replicas", 0},
+        [GROUP_DATA] = {"data", DIM(MESH_DP) | DIM(MESH_CP)},
+        [GROUP_FORWARD] = {"pipeline forward", DIM(MESH_PP)},
+        [GROUP_BACKWARD] = {"pipeline backward", DIM(MESH_PP)},
+        [GROUP_TIED] = {"tied embedding", 0},
+        [GROUP_WORLD] = {"world",
+                         DIM(MESH_TP) | DIM(MESH_CP) | DIM(MESH_DP) | DIM(MESH_PP)},
+};
+_Static_assert(ARRAY_LEN(groups) == GROUP_COUNT, "one row per group");
+
+static const char *const stream_names[] = {
+        [STREAM_COMPUTE] = "compute",
+        [STREAM_DATA] = "data",
+        [STREAM_SEND_FORWARD] = "send forward",
+        [STREAM_RECV_FORWARD] = "receive forward",
+        [STREAM_SEND_BACKWARD] = "send backward",
+        [STREAM_RECV_BACKWARD] = "receive backward",
+};
+_Static_assert(ARRAY_LEN(stream_names) == STREAM_COUNT, "one name per stream");
+
+const char *comm_group_name(enum comm_group g)
+{
+    ASSERT(g < GROUP_COUNT);
+    return groups[g].name;
+}
+
+uint32_t comm_group_dims(enum comm_group g)
+{
+    ASSERT(g < GROUP_COUNT);
+    return groups[g].dims;
+}
+
+const char *stream_name(enum prog_stream s)
+{
+    ASSERT(s < STREAM_COUNT);
+    return stream_names[s];
+}
 
 const char *storage_class_name(enum storage_class c)
 {
@@ -97,6 +149,7 @@ void program_free(struct program *p)
     vec_free(&p->waits);
     vec_free(&p->segments);
     vec_free(&p->calls);
+    vec_free(&p->cuts);
     vec_free(&p->offsets);
     vec_free(&p->names);
     memset(p, 0, sizeof(*p));
@@ -127,6 +180,15 @@ double op_attr_f(const struct program *p, const struct prog_op *op, enum attr_ke
     ASSERT(attr_is_double(key));
     const struct prog_attr *a = find_attr(p, op, key);
     return a ? a->v.f : absent;
+}
+
+int64_t op_cut(const struct program *p, const struct prog_op *op, int64_t rows,
+               int64_t m)
+{
+    int64_t first = op_attr_i(p, op, ATTR_CUTS, -1);
+    if (first >= 0)
+        return p->cuts.data[first + m];
+    return rows / op_attr_i(p, op, ATTR_MEMBERS, 1) * m;
 }
 
 int64_t value_elems(const struct prog_value *v)
@@ -178,6 +240,7 @@ uint64_t program_hash(const struct program *p)
     ADD(waits);
     ADD(segments);
     ADD(calls);
+    ADD(cuts);
     ADD(offsets);
     ADD(names);
 #undef ADD
@@ -322,6 +385,23 @@ uint32_t program_view_cols(struct program *p, uint32_t base, int64_t col_begin,
     return push_value(p, v);
 }
 
+uint32_t program_view_rows(struct program *p, uint32_t base, int64_t row_begin,
+                           int64_t rows, const char *fmt, ...)
+{
+    struct prog_value v = p->values.data[base];
+    va_list ap;
+    va_start(ap, fmt);
+    v.name = intern_va(p, fmt, ap);
+    va_end(ap);
+    ASSERT(row_begin >= 0 && rows >= 0 && row_begin + rows <= v.dim[0]);
+    int64_t pitch = v.ndim < 2 ? 1 : v.ld;
+    v.byte_offset += row_begin * pitch * (int64_t)dtype_bytes((enum dtype)v.dtype);
+    v.dim[0] = rows;
+    v.base = base;
+    v.inplace_of = NONE_ID;
+    return push_value(p, v);
+}
+
 uint32_t program_value_inplace(struct program *p, uint32_t of, const char *fmt, ...)
 {
     struct prog_value v = p->values.data[of];
@@ -355,6 +435,27 @@ void program_call(struct program *p, enum call_phase phase, uint32_t segment,
     vec_push(&p->calls, c);
 }
 
+uint32_t program_split_weights(struct program *p, uint32_t segment, const char *name)
+{
+    ASSERT(segment == p->segments.n - 1);
+    struct prog_segment *seg = &p->segments.data[segment];
+    uint32_t n = seg->op_end - seg->op_begin, kept = seg->op_begin, moved = 0;
+    struct prog_op *weights = mem_alloc((n + (size_t)1) * sizeof(*weights));
+    for (uint32_t o = seg->op_begin; o < seg->op_end; o++) {
+        if (p->ops.data[o].phase == PHASE_WGRAD)
+            weights[moved++] = p->ops.data[o];
+        else
+            p->ops.data[kept++] = p->ops.data[o];
+    }
+    if (moved > 0)
+        memcpy(p->ops.data + kept, weights, moved * sizeof(*weights));
+    mem_free(weights);
+    seg->op_end = kept;
+    struct prog_segment fresh = {intern(p, name), kept, p->ops.n};
+    vec_push(&p->segments, fresh);
+    return p->segments.n - 1;
+}
+
 /* A fresh storage and value for output `i` of the op that was just pushed. */
 static uint32_t fresh_output(struct program *p, const struct op_args *a, int i,
                              const struct op_shape *s)
@@ -377,12 +478,15 @@ static uint32_t fresh_output(struct program *p, const struct op_args *a, int i,
 static void set_output_layouts(struct program *p, const struct prog_op *op)
 {
     const struct op_desc *desc = op_desc((enum op_kind)op->kind);
-    struct op_ctx c = {p, op};
+    struct op_ctx c = {p, op, 0};
+    if (op->n_in == 0)
+        return; /* as the builder declared them */
     for (int d = 0; d < MESH_DIMS; d++) {
         uint8_t in[OP_IN_MAX] = {0}, out[OP_OUT_MAX];
         memset(out, LAYOUT_REPLICATED, sizeof(out));
         if (p->mesh_degree[d] == 1)
             continue;
+        c.mesh_dim = d;
         for (int i = 0; i < op->n_in; i++)
             in[i] = p->values.data[op_in(p, op, i)].layout[d];
         const char *wrong = desc->layout(&c, in, out);
@@ -417,7 +521,7 @@ void program_op(struct program *p, struct op_args *a)
     for (int i = 0; i < desc->n_out; i++)
         vec_push(&p->operands, NONE_ID);
     struct op_shape shape[OP_OUT_MAX] = {{0}};
-    struct op_ctx c = {p, &op};
+    struct op_ctx c = {p, &op, 0};
     const char *wrong = desc->shape ? desc->shape(&c, shape) : NULL;
     if (wrong)
         BUG("op %s: %s", desc->name, wrong);
@@ -479,7 +583,7 @@ static bool prune_once(struct program *p, bool *dead, uint32_t *reads)
     count_reads(p, dead, reads);
     for (uint32_t o = p->ops.n; o-- > 0;) {
         struct prog_op *op = &p->ops.data[o];
-        bool any = false;
+        bool any = op->n_out == 0; /* done for its effect */
         if (dead[o])
             continue;
         for (int i = 0; i < op->n_out; i++) {

@@ -69,6 +69,31 @@ enum slotting {
     SLOT_MICRO_BATCH, /* one per micro-batch */
 };
 
+/* The groups of ranks that communication ops name; a rank is in at most one of a kind.
+ * Ops of different streams never share a group. */
+enum comm_group {
+    GROUP_TENSOR,      /* tensor parallel, on the compute stream */
+    GROUP_TENSOR_GRAD, /* the same ranks, for gradients of replicated weights */
+    GROUP_KV,          /* ranks that hold the same key/value heads */
+    GROUP_DATA,        /* copies of the same weights */
+    GROUP_FORWARD,     /* pipeline stages, activations */
+    GROUP_BACKWARD,    /* pipeline stages, gradients */
+    GROUP_TIED, /* the stages of the embedding and of the head that it is tied to */
+    GROUP_WORLD,
+    GROUP_COUNT
+};
+
+/* Streams; programs use as many as they need. */
+enum prog_stream {
+    STREAM_COMPUTE,
+    STREAM_DATA, /* reductions of gradients, gathering of weights */
+    STREAM_SEND_FORWARD,
+    STREAM_RECV_FORWARD,
+    STREAM_SEND_BACKWARD,
+    STREAM_RECV_BACKWARD,
+    STREAM_COUNT
+};
+
 /* Why an op is there. */
 enum op_phase {
     PHASE_SETUP,
@@ -107,6 +132,12 @@ enum attr_key {
     ATTR_ROPE_HIGH,        /* double: high_freq_factor, or beta_fast */
     ATTR_ROPE_ORIGINAL,    /* original_max_positions */
     ATTR_ROPE_ATTN_FACTOR, /* double, multiplies cos and sin */
+    ATTR_GROUP,            /* enum comm_group */
+    ATTR_MEMBER,           /* this rank's place in the group */
+    ATTR_MEMBERS,          /* the group's size */
+    ATTR_PEER,             /* the other member of a message */
+    ATTR_CUTS,  /* first of members + 1 borders in cuts; absent: equal parts */
+    ATTR_BEGIN, /* the first row of a sharded vocabulary that is here */
     ATTR_COUNT
 };
 
@@ -209,6 +240,7 @@ struct program {
     VEC(uint32_t) waits;
     VEC(struct prog_segment) segments;
     VEC(struct prog_call) calls;
+    VEC(int64_t) cuts;    /* borders of uneven shards, in rows of the whole */
     VEC(int64_t) offsets; /* bytes from the start of the pool; -1 before packing */
     VEC(char) names;
     uint32_t n_events;
@@ -252,6 +284,22 @@ int64_t value_row_elems(const struct prog_value *v); /* product of dims but the 
 bool value_is_contiguous(const struct prog_value *v);
 
 const char *storage_class_name(enum storage_class c);
+
+/* Names of groups ("tensor") and streams ("compute"); the mesh dimensions whose ranks a
+ * group joins, as bits. Groups of GROUP_KV and GROUP_TIED join parts of a dimension and
+ * have none. */
+const char *comm_group_name(enum comm_group g);
+uint32_t comm_group_dims(enum comm_group g);
+const char *stream_name(enum prog_stream s);
+
+/* Whether ops of the kind communicate. */
+bool op_kind_is_comm(enum op_kind kind);
+
+/* Rows of the whole at which member m's part of a collective starts (m may be the number
+ * of members: the end). in: `rows` of the whole. */
+int64_t op_cut(const struct program *p, const struct prog_op *op, int64_t rows,
+               int64_t m);
+
 const char *phase_name(enum op_phase p);
 /* Classes whose bytes keep their meaning between steps; packed first, in table order. */
 bool storage_class_is_persistent(enum storage_class c);
@@ -308,6 +356,10 @@ uint32_t program_view_cols(struct program *p, uint32_t base, int64_t col_begin,
                            int ndim, const int64_t *dim, const char *fmt, ...)
         PRINTF_LIKE(6, 7);
 
+/* A view of `base`: `rows` rows from row_begin on, layout as the base's. */
+uint32_t program_view_rows(struct program *p, uint32_t base, int64_t row_begin,
+                           int64_t rows, const char *fmt, ...) PRINTF_LIKE(5, 6);
+
 /* The same bytes as `v` under a new value that an op writes in place. */
 uint32_t program_value_inplace(struct program *p, uint32_t v, const char *fmt, ...)
         PRINTF_LIKE(3, 4);
@@ -320,6 +372,11 @@ void program_segment_begin(struct program *p, const char *name);
 uint32_t program_segment_end(struct program *p);
 void program_call(struct program *p, enum call_phase phase, uint32_t segment,
                   uint32_t micro_batch, uint32_t slot);
+
+/* Moves the ops of PHASE_WGRAD, in their order, out of the last segment into a new one of
+ * the given name. in: a backward pass without in-place sums (struct diff_options). Returns
+ * the new segment. */
+uint32_t program_split_weights(struct program *p, uint32_t segment, const char *name);
 
 /* Finishes a program: removes ops whose results nobody reads and optional outputs without
  * a reader; classes fresh storages as activation (crosses segments) or workspace; counts

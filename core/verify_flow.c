@@ -83,9 +83,17 @@ static bool is_view_of(const struct checker *c, uint32_t value, uint32_t base)
     return value == base;
 }
 
+/* Storages of many tensors, which are reached one by one and as ranges: persistent ones,
+ * and those through which they are communicated. */
+static bool is_table(const struct checker *c, uint32_t value)
+{
+    uint32_t s = c->p->values.data[value].storage;
+    return is_persistent(c, value) || c->p->storages.data[s].cls == SC_COMM;
+}
+
 /* Whether bytes that were last written as `w` may be read as `v`: as the value itself, as
  * a view of what was written whole, as a whole that was written part by part, and in
- * persistent storages also as a larger or smaller range of the same table. Not when `w`
+ * storages of tables also as a larger or smaller range of the same table. Not when `w`
  * was written in place of what `v` names. */
 static bool may_read(const struct checker *c, uint32_t v, uint32_t w)
 {
@@ -104,7 +112,7 @@ static bool may_read(const struct checker *c, uint32_t v, uint32_t w)
         return false;
     if (is_view_of(c, w, v))
         return true;
-    return is_persistent(c, v) &&
+    return is_table(c, v) &&
            (value_bytes_contain(c->p, v, w) || value_bytes_contain(c->p, w, v));
 }
 
@@ -226,7 +234,7 @@ static void check_use(struct checker *c)
             c->st = diag_set(c->diag, ST_INTERNAL, "no call runs segment %s", name);
         for (uint32_t o = seg->op_begin; o < seg->op_end && c->st == ST_OK; o++) {
             char label[64];
-            if (c->of_use[o])
+            if (c->of_use[o] || c->p->ops.data[o].n_out == 0)
                 continue;
             verify_op_label(c->p, o, label, sizeof(label));
             c->st = diag_set(c->diag, ST_INTERNAL,

@@ -8,7 +8,8 @@
 #include "core/op.h"
 #include "core/verify.h"
 
-#define BIT(key) (1u << (key))
+#define BIT(key)   (1u << (key))
+#define COMM_ATTRS (BIT(ATTR_GROUP) | BIT(ATTR_MEMBER) | BIT(ATTR_MEMBERS))
 
 /* Attributes that each kind must and may have. */
 static const struct {
@@ -20,9 +21,10 @@ static const struct {
                                    BIT(ATTR_ROPE_LOW) | BIT(ATTR_ROPE_HIGH) |
                                    BIT(ATTR_ROPE_ORIGINAL) |
                                    BIT(ATTR_ROPE_ATTN_FACTOR) | BIT(ATTR_OUT_DTYPE)},
-        [OP_EMBED] = {0, BIT(ATTR_SCALE)},
-        [OP_EMBED_DW] = {0, BIT(ATTR_SCALE)},
+        [OP_EMBED] = {0, BIT(ATTR_SCALE) | BIT(ATTR_BEGIN)},
+        [OP_EMBED_DW] = {0, BIT(ATTR_SCALE) | BIT(ATTR_BEGIN)},
         [OP_LINEAR] = {0, BIT(ATTR_OUT_DTYPE)},
+        [OP_LINEAR_DX] = {0, BIT(ATTR_OUT_DTYPE)},
         [OP_RMSNORM] = {BIT(ATTR_EPS), BIT(ATTR_PLUS_ONE)},
         [OP_RMSNORM_DX] = {0, BIT(ATTR_EPS) | BIT(ATTR_PLUS_ONE)},
         [OP_RMSNORM_DW] = {0, BIT(ATTR_EPS) | BIT(ATTR_PLUS_ONE)},
@@ -40,7 +42,14 @@ static const struct {
         [OP_ACT_DX] = {BIT(ATTR_ACT), 0},
         [OP_SOFTCAP] = {BIT(ATTR_CAP), 0},
         [OP_SOFTCAP_DX] = {BIT(ATTR_CAP), 0},
-        [OP_XENT_DX] = {0, BIT(ATTR_OUT_DTYPE)},
+        [OP_XENT_STATS] = {BIT(ATTR_BEGIN), 0},
+        [OP_XENT] = {0, BIT(ATTR_BEGIN)},
+        [OP_XENT_DX] = {0, BIT(ATTR_OUT_DTYPE) | BIT(ATTR_BEGIN)},
+        [OP_ALL_GATHER] = {COMM_ATTRS, BIT(ATTR_CUTS)},
+        [OP_REDUCE_SCATTER] = {COMM_ATTRS, BIT(ATTR_CUTS) | BIT(ATTR_OUT_DTYPE)},
+        [OP_ALL_REDUCE] = {COMM_ATTRS, 0},
+        [OP_SEND] = {COMM_ATTRS | BIT(ATTR_PEER), 0},
+        [OP_RECV] = {COMM_ATTRS | BIT(ATTR_PEER), 0},
         [OP_CAST] = {BIT(ATTR_OUT_DTYPE), 0},
         [OP_ADAMW] = {0, BIT(ATTR_DECAY)},
 };
@@ -358,7 +367,7 @@ static enum status check_op_shapes(const struct program *p, uint32_t id,
 {
     const struct prog_op *op = &p->ops.data[id];
     const struct op_desc *d = op_desc((enum op_kind)op->kind);
-    struct op_ctx c = {p, op};
+    struct op_ctx c = {p, op, 0};
     struct op_shape want[OP_OUT_MAX] = {{0}};
     if (!d->shape)
         return ST_OK;
@@ -389,11 +398,14 @@ static enum status check_op_layouts(const struct program *p, uint32_t id,
                                     struct diag *diag)
 {
     const struct prog_op *op = &p->ops.data[id];
-    struct op_ctx c = {p, op};
+    struct op_ctx c = {p, op, 0};
+    if (op->n_in == 0)
+        return ST_OK; /* as the builder declared them */
     for (int d = 0; d < MESH_DIMS; d++) {
         uint8_t in[OP_IN_MAX] = {0}, want[OP_OUT_MAX];
         if (p->mesh_degree[d] <= 1)
             continue;
+        c.mesh_dim = d;
         memset(want, LAYOUT_REPLICATED, sizeof(want));
         for (int i = 0; i < op->n_in; i++)
             in[i] = p->values.data[op_in(p, op, i)].layout[d];
@@ -413,6 +425,22 @@ static enum status check_op_layouts(const struct program *p, uint32_t id,
     return ST_OK;
 }
 
+/* A reduce-scatter may leave its part of the sum where the part was, an all-gather may find
+ * its part where it goes. */
+static bool is_own_part(const struct program *p, const struct prog_op *op, uint32_t in,
+                        uint32_t out)
+{
+    bool gather = op->kind == OP_ALL_GATHER;
+    const struct prog_value *whole = &p->values.data[gather ? out : in];
+    const struct prog_value *part = &p->values.data[gather ? in : out];
+    int64_t row =
+            value_row_elems(whole) * (int64_t)dtype_bytes((enum dtype)whole->dtype);
+    int64_t begin = op_cut(p, op, whole->dim[0], op_attr_i(p, op, ATTR_MEMBER, 0));
+    return (gather || op->kind == OP_REDUCE_SCATTER) && op->n_in == 1 &&
+           whole->dtype == part->dtype && whole->storage == part->storage &&
+           part->byte_offset == whole->byte_offset + begin * row;
+}
+
 /* An output may have the bytes of the one input that the op's row names, all of them;
  * no others, and none of another output. */
 static enum status check_op_overlap(const struct program *p, uint32_t id,
@@ -430,7 +458,8 @@ static enum status check_op_overlap(const struct program *p, uint32_t id,
             bool allowed = inplace_in >= 0 && i == inplace_in + o &&
                            value_bytes_equal(p, in, out);
             takes_over |= allowed && p->values.data[out].inplace_of == in;
-            if (!allowed && value_bytes_overlap(p, in, out))
+            if (!allowed && !is_own_part(p, op, in, out) &&
+                value_bytes_overlap(p, in, out))
                 return op_wrong(p, id, diag,
                                 "writes %s over bytes of its input %s, which it may "
                                 "not overwrite",

@@ -114,7 +114,8 @@ static enum status parse_files(struct ckpt *ck, const struct json *m, const char
     for (int64_t i = 0; i < list->n_items; i++) {
         TRY(parse_file(&list->items[i], path, &ck->files[i], diag));
         ck->paths[i] = ckpt_join(&ck->arena, ck->info.path, ck->files[i].name);
-        ck->info.file_bytes += ck->files[i].bytes;
+        if (!add_i64(ck->info.file_bytes, ck->files[i].bytes, &ck->info.file_bytes))
+            return damaged(path, "the sum of the files' sizes cannot be", diag);
     }
     return ST_OK;
 }

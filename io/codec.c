@@ -345,7 +345,8 @@ size_t frame_encode(struct codec *c, const void *src, size_t bytes, void *dst)
 int64_t frame_content_bytes(const void *src, size_t src_bytes)
 {
     unsigned long long n = ZSTD_getFrameContentSize(src, src_bytes);
-    return n > INT64_MAX ? -1 : (int64_t)n; /* unknown and error are the largest two */
+    /* A block of at least three bytes and its head hold at most 128 KiB. */
+    return n / RAW_BLOCK_BYTES > src_bytes ? -1 : (int64_t)n;
 }
 
 enum status frame_decode(struct codec *c, const void *src, size_t src_bytes, void *dst,

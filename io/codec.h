@@ -80,8 +80,8 @@ MUST_CHECK enum status codec_decode(struct codec *c, const struct codec_chunk *c
 size_t frame_bound(size_t bytes);
 size_t frame_encode(struct codec *c, const void *src, size_t bytes, void *dst);
 
-/* What a frame says of the length of its content, or -1: to be asked before the room for
- * it is allocated. */
+/* What a frame says of the length of its content, or -1, also where so few bytes cannot
+ * hold it: to be asked before the room for it is allocated. */
 int64_t frame_content_bytes(const void *src, size_t src_bytes);
 
 /* Decodes a frame that must hold exactly `bytes` bytes. errors: ST_DATA. */

@@ -67,6 +67,8 @@ static enum status syntax_error(const struct reader *r)
     if (p->error == YAML_READER_ERROR)
         return diag_set(r->diag, ST_CONFIG, "not YAML (%s, byte %zu): %s", r->name,
                         p->problem_offset, problem);
+    if (p->error == YAML_MEMORY_ERROR)
+        return diag_set(r->diag, ST_NO_FIT, "out of memory (YAML reader): %s", r->name);
     int line = line_of(p->problem_mark);
     struct str text = {0};
     str_add(&text, problem);

@@ -10,11 +10,18 @@
 #include "core/backend.h"
 #include "core/op.h"
 
+/* How a kernel that can fail (one that communicates) says so. */
+struct kernel_failure {
+    enum status st; /* ST_OK before */
+    struct diag diag;
+};
+
 /* What a kernel gets. Kernels split their work over `pool` with static shares; results do
  * not depend on the number of threads. Kernels never allocate. */
 struct kernel_call {
     const struct launch *l;
     struct pool *pool;
+    struct kernel_failure *failure; /* NULL for kernels that cannot fail */
 };
 
 typedef void (*kernel_fn)(const struct kernel_call *c);

@@ -233,7 +233,8 @@ static bool keep_siblings(struct remat *r)
 static void choose_kept(struct remat *r)
 {
     for (uint32_t s = 0; s < r->n_storages; s++)
-        r->kept[s] = !is_transient(r, s) || is_kept(r, s);
+        r->kept[s] = !is_transient(r, s) || r->p->storages.data[s].cls == SC_COMM ||
+                     is_kept(r, s);
     while (keep_siblings(r))
         continue;
 }

@@ -1,5 +1,8 @@
 /* Lowering: from a model and one rank's place to the program of its step.
  *
+ * With several ranks every rank has its own program: its stages, its shards, and the
+ * communication with the others, which core/ops.def lists.
+ *
  * The program has these segments: "setup" (constants; copies of the weights in the
  * compute dtype), "zero" (gradient accumulators), "forward", "backward", "optimizer" (for
  * training), "monitor" (probes, in a program of its own for the steps that monitors look
@@ -11,11 +14,25 @@
 
 #include "core/model.h"
 #include "core/program.h"
+#include "parallel/schedule.h"
 
 enum lower_purpose {
     LOWER_TRAIN,     /* forward, backward, optimizer */
     LOWER_GRADIENTS, /* forward and backward, gradients left in their accumulators */
     LOWER_EVAL,      /* forward, summed loss */
+};
+
+/* The layout of the job and the rank's place in it. All zeros: one rank. */
+struct lower_layout {
+    int32_t degree[MESH_DIMS]; /* 0 is 1 */
+    int32_t coord[MESH_DIMS];
+    int32_t chunks; /* virtual stages of a rank; 0 is 1 */
+    int32_t zero;   /* 0: whole states; 1 to 3: states, gradients, weights are cut */
+    bool accumulate_sharded; /* ZeRO 2, 3: every micro-batch's gradients are reduced */
+    bool tp_bf16;            /* partial products are rounded before they are summed */
+    enum schedule_kind schedule;
+    const int32_t *chunk_layers; /* [stages * chunks], in the order of virtual stages;
+                                    NULL: even */
 };
 
 struct lower_options {
@@ -27,6 +44,7 @@ struct lower_options {
     uint32_t n_micro_batches;
     enum memory_activations activations;
     struct config_optimizer optimizer; /* which parameters decay */
+    struct lower_layout layout;
     bool monitor; /* LOWER_TRAIN: with probes, for the steps that monitors look at */
 };
 
@@ -53,18 +71,36 @@ struct lowered_probe {
     int64_t elems; /* of the tensor, in one micro-batch */
 };
 
-/* Values of one parameter. In f32 training the master is the weight itself. */
+/* One parameter's part on this rank. */
 struct lowered_param {
-    uint32_t weight;              /* what the model computes with */
-    uint32_t master;              /* f32 */
-    uint32_t exp_avg, exp_avg_sq; /* f32; NONE_ID without an optimizer */
-    uint32_t grad;                /* accumulator, all uses of the parameter summed */
+    bool here;                /* otherwise nothing below is set */
+    int64_t begin[2], dim[2]; /* its box in the logical tensor */
+    bool first_copy; /* of the ranks that hold this box, the one with the lowest place
+                              in tensor order; of a tied embedding the first stage's */
+    uint32_t weight; /* what the model computes with; NONE_ID where ZeRO 3 gathers */
+    uint32_t grad;   /* accumulator, all uses of the parameter summed */
+    /* f32, of the whole box; NONE_ID where they are cut, and without an optimizer. In f32
+     * training the master is the weight itself. */
+    uint32_t master, exp_avg, exp_avg_sq;
+};
+
+/* A range of one parameter's elements on this rank (of its box, in row-major order) whose
+ * optimizer state is here. Without ZeRO each box is one piece. */
+struct lowered_piece {
+    uint32_t param;
+    int64_t first, n;
+    uint32_t master, exp_avg, exp_avg_sq; /* f32[n] */
+    uint32_t grad; /* summed over all ranks when the step is done */
+    uint32_t
+            owned_weight; /* the compute dtype's copy, where ZeRO 3 keeps it; or NONE_ID */
 };
 
 struct lowered {
     struct program program;       /* sealed; not packed */
     const struct model *model;    /* borrowed */
     struct lowered_param *params; /* [model->n_params] */
+    struct lowered_piece *pieces; /* [n_pieces], in table order */
+    uint32_t n_pieces;
     uint32_t tokens, labels, positions,
             doc_start;  /* i32[T], one copy per micro-batch */
     uint32_t hyper;     /* f32[HYPER_COUNT] */

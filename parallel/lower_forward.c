@@ -1,5 +1,7 @@
 /* The forward pass of a decoder-only transformer, layer by layer. The backward pass is
  * derived from it (core/diff.h). */
+#include <string.h>
+
 #include "core/op.h"
 #include "parallel/lower_private.h"
 
@@ -27,36 +29,24 @@ static uint32_t emit_add(struct lowering *l, int32_t layer, uint32_t x, uint32_t
     return emit(l, &a);
 }
 
-/* Registers a weight that the forward pass reads. */
-static uint32_t use(struct lowering *l, uint32_t weight, uint32_t grad)
+/* Registers a weight that the forward pass reads; `row` is its first row. */
+uint32_t lower_use(struct lowering *l, uint32_t weight, uint32_t grad, uint32_t row)
 {
     vec_push(&l->weights, weight);
     vec_push(&l->grads, grad);
+    vec_push(&l->rows, row);
     return weight;
 }
 
 static uint32_t use_param(struct lowering *l, enum param_role role, int32_t layer)
 {
-    const struct lowered_param *p = &l->out->params[lower_param_id(l, role, layer)];
-    return use(l, p->weight, p->grad);
+    uint32_t row = lower_param_id(l, role, layer);
+    return lower_use(l, l->weight[row], l->out->params[row].grad, row);
 }
 
 static bool has(const struct lowering *l, enum param_role role, int32_t layer)
 {
     return model_param(l->m, role, layer) != NULL;
-}
-
-/* One value over rows of the table that lie back to back (first .. last role). */
-static uint32_t span(struct lowering *l, uint32_t first, uint32_t last, bool grad)
-{
-    const struct lowered_param *p = l->out->params;
-    uint32_t v0 = grad ? p[first].grad : p[first].weight;
-    struct prog_value head = l->p->values.data[v0];
-    int64_t dim[2] = {0, head.dim[1]};
-    for (uint32_t i = first; i <= last; i++)
-        dim[0] += l->m->params[i].dim[0];
-    return program_value(l->p, head.storage, head.byte_offset, (enum dtype)head.dtype,
-                         head.ndim, dim, "%s..", prog_name(l->p, head.name));
 }
 
 static uint32_t use_span(struct lowering *l, enum param_role first,
@@ -65,10 +55,42 @@ static uint32_t use_span(struct lowering *l, enum param_role first,
     uint32_t a = lower_param_id(l, first, layer), b = lower_param_id(l, last, layer);
     if (a == b)
         return use_param(l, first, layer);
-    return use(l, span(l, a, b, false), span(l, a, b, true));
+    return lower_use(l, lower_span(l, a, b, false), lower_span(l, a, b, true), a);
 }
 
-/* x w^T (+ bias) for rows first..last of the table. */
+/* ------------------------------------------------- between the ranks of a tensor group */
+
+static bool is_tensor_parallel(const struct lowering *l)
+{
+    return l->degree[MESH_TP] > 1;
+}
+
+/* All tokens from the group's shares of them; without a group, x. */
+uint32_t lower_emit_gather(struct lowering *l, int32_t layer, uint32_t x)
+{
+    if (!is_tensor_parallel(l))
+        return x;
+    struct op_args a = args(OP_ALL_GATHER, layer);
+    lower_group_attrs(l, &a, GROUP_TENSOR);
+    op_args_in(&a, x);
+    return emit(l, &a);
+}
+
+/* This rank's share of the tokens of a sum over the group. */
+static uint32_t emit_scatter(struct lowering *l, int32_t layer, uint32_t x)
+{
+    if (!is_tensor_parallel(l))
+        return x;
+    struct op_args a = args(OP_REDUCE_SCATTER, layer);
+    lower_group_attrs(l, &a, GROUP_TENSOR);
+    if (l->p->values.data[x].dtype != l->o->compute)
+        op_args_attr_i(&a, ATTR_OUT_DTYPE, l->o->compute);
+    op_args_in(&a, x);
+    return emit(l, &a);
+}
+
+/* x w^T (+ bias) for rows first..last of the table; the ranks of a tensor group hold
+ * different outputs. */
 static uint32_t emit_linear(struct lowering *l, int32_t layer, uint32_t x,
                             enum param_role first, enum param_role last,
                             enum param_role first_bias, enum param_role last_bias)
@@ -79,6 +101,27 @@ static uint32_t emit_linear(struct lowering *l, int32_t layer, uint32_t x,
     if (has(l, first_bias, layer))
         op_args_in(&a, use_span(l, first_bias, last_bias, layer));
     return emit(l, &a);
+}
+
+/* x w^T (+ bias) where the ranks of a tensor group hold different inputs: each makes a
+ * term of the sum, and the bias comes once, after it. */
+static uint32_t emit_linear_sum(struct lowering *l, int32_t layer, uint32_t x,
+                                enum param_role weight, enum param_role bias)
+{
+    if (!is_tensor_parallel(l))
+        return emit_linear(l, layer, x, weight, weight, bias, bias);
+    struct op_args a = args(OP_LINEAR, layer);
+    op_args_in(&a, x);
+    op_args_in(&a, use_param(l, weight, layer));
+    if (l->o->compute == DT_BF16 && !l->o->layout.tp_bf16)
+        op_args_attr_i(&a, ATTR_OUT_DTYPE, DT_F32);
+    uint32_t y = emit_scatter(l, layer, emit(l, &a));
+    if (!has(l, bias, layer))
+        return y;
+    struct op_args b = args(OP_ADD_BIAS, layer);
+    op_args_in(&b, y);
+    op_args_in(&b, use_param(l, bias, layer));
+    return emit(l, &b);
 }
 
 static uint32_t emit_rmsnorm(struct lowering *l, int32_t layer, uint32_t x,
@@ -165,12 +208,15 @@ static int64_t window_of(const struct lowering *l, int32_t layer)
 static uint32_t emit_attention(struct lowering *l, int32_t layer, uint32_t x)
 {
     const struct config_model *c = cfg(l);
-    int64_t q_width = c->heads * c->head_dim, kv_width = c->kv_heads * c->head_dim;
-    uint32_t qkv = emit_linear(l, layer, x, ROLE_Q, ROLE_V, ROLE_Q_BIAS, ROLE_V_BIAS);
+    int64_t heads = c->heads / l->degree[MESH_TP];
+    int64_t kv_heads = MAX(c->kv_heads / l->degree[MESH_TP], 1);
+    int64_t q_width = heads * c->head_dim, kv_width = kv_heads * c->head_dim;
+    uint32_t qkv = emit_linear(l, layer, lower_emit_gather(l, layer, x), ROLE_Q, ROLE_V,
+                               ROLE_Q_BIAS, ROLE_V_BIAS);
     struct op_args a = args(OP_ATTENTION, layer);
-    op_args_in(&a, emit_heads(l, layer, qkv, 0, c->heads, ROLE_Q_NORM, "q"));
-    op_args_in(&a, emit_heads(l, layer, qkv, q_width, c->kv_heads, ROLE_K_NORM, "k"));
-    op_args_in(&a, view3(l, qkv, q_width + kv_width, c->kv_heads, "v", layer));
+    op_args_in(&a, emit_heads(l, layer, qkv, 0, heads, ROLE_Q_NORM, "q"));
+    op_args_in(&a, emit_heads(l, layer, qkv, q_width, kv_heads, ROLE_K_NORM, "k"));
+    op_args_in(&a, view3(l, qkv, q_width + kv_width, kv_heads, "v", layer));
     op_args_in(&a, l->out->doc_start);
     op_args_attr_i(&a, ATTR_SEQ, l->o->seq_len);
     op_args_attr_f(&a, ATTR_SCALE, c->attn_scale);
@@ -180,7 +226,7 @@ static uint32_t emit_attention(struct lowering *l, int32_t layer, uint32_t x)
         op_args_attr_f(&a, ATTR_CAP, c->attn_softcap);
     uint32_t o = view2(l, emit(l, &a), 0, q_width, "o", layer);
     lower_probe_activation(l, PROBE_ATTN_LSE, layer, a.out[1]);
-    return emit_linear(l, layer, o, ROLE_O, ROLE_O, ROLE_O_BIAS, ROLE_O_BIAS);
+    return emit_linear_sum(l, layer, o, ROLE_O, ROLE_O_BIAS);
 }
 
 static uint32_t emit_ffn(struct lowering *l, int32_t layer, uint32_t x)
@@ -196,6 +242,7 @@ static uint32_t emit_ffn(struct lowering *l, int32_t layer, uint32_t x)
     };
     enum model_act act = cfg(l)->act;
     bool gated = act_of[act].kind == OP_GLU;
+    x = lower_emit_gather(l, layer, x);
     uint32_t h = gated ? emit_linear(l, layer, x, ROLE_GATE, ROLE_UP, ROLE_GATE_BIAS,
                                      ROLE_UP_BIAS)
                        : emit_linear(l, layer, x, ROLE_UP, ROLE_UP, ROLE_UP_BIAS,
@@ -203,8 +250,7 @@ static uint32_t emit_ffn(struct lowering *l, int32_t layer, uint32_t x)
     struct op_args a = args(act_of[act].kind, layer);
     op_args_in(&a, h);
     op_args_attr_i(&a, ATTR_ACT, act_of[act].act);
-    return emit_linear(l, layer, emit(l, &a), ROLE_DOWN, ROLE_DOWN, ROLE_DOWN_BIAS,
-                       ROLE_DOWN_BIAS);
+    return emit_linear_sum(l, layer, emit(l, &a), ROLE_DOWN, ROLE_DOWN_BIAS);
 }
 
 /* One sub-layer f with its norms and the residual connection. */
@@ -223,63 +269,64 @@ static uint32_t emit_sublayer(struct lowering *l, int32_t layer, uint32_t x,
     return order == ORDER_RESIDUAL ? emit_norm(l, layer, x, post_norm) : x;
 }
 
+/* The positions of the tokens that this rank has between products. */
+static uint32_t local_positions(struct lowering *l)
+{
+    if (!is_tensor_parallel(l))
+        return l->out->positions;
+    const struct prog_value all = l->p->values.data[l->out->positions];
+    int64_t at = l->coord[MESH_TP] * l->tokens_local * (int64_t)sizeof(int32_t);
+    uint32_t v = program_value(l->p, all.storage, at, DT_I32, 1, &l->tokens_local,
+                               "positions.local");
+    memcpy(l->p->values.data[v].layout, all.layout, sizeof(all.layout));
+    l->p->values.data[v].layout[MESH_TP] = 0;
+    return v;
+}
+
+/* The first row of the vocabulary that is here, for ops that look tokens up in it. */
+void lower_vocab_attr(struct lowering *l, struct op_args *a, uint32_t row)
+{
+    if (is_tensor_parallel(l))
+        op_args_attr_i(a, ATTR_BEGIN, l->out->params[row].begin[0]);
+}
+
 static uint32_t emit_embedding(struct lowering *l)
 {
+    lower_zero_gather_row(l, lower_param_id(l, ROLE_EMBED, -1));
     struct op_args a = args(OP_EMBED, -1);
     op_args_in(&a, use_param(l, ROLE_EMBED, -1));
     op_args_in(&a, l->out->tokens);
     if (cfg(l)->embed_scale != 1.0)
         op_args_attr_f(&a, ATTR_SCALE, cfg(l)->embed_scale);
-    uint32_t x = emit(l, &a);
+    lower_vocab_attr(l, &a, lower_param_id(l, ROLE_EMBED, -1));
+    uint32_t x = emit_scatter(l, -1, emit(l, &a));
     if (cfg(l)->position != POSITION_LEARNED)
         return x;
+    lower_zero_gather_row(l, lower_param_id(l, ROLE_POS_EMBED, -1));
     struct op_args b = args(OP_EMBED, -1);
     op_args_in(&b, use_param(l, ROLE_POS_EMBED, -1));
-    op_args_in(&b, l->out->positions);
+    op_args_in(&b, local_positions(l));
     return emit_add(l, -1, x, emit(l, &b));
 }
 
-/* A tied head reads the embedding table as a weight of its own, with its own gradient. */
-static uint32_t head_weight(struct lowering *l)
+uint32_t lower_forward(struct lowering *l, int32_t chunk, uint32_t x)
 {
-    if (!cfg(l)->tied)
-        return use_param(l, ROLE_HEAD, -1);
-    uint32_t embed = l->out->params[lower_param_id(l, ROLE_EMBED, -1)].weight;
-    struct prog_value v = l->p->values.data[embed];
-    uint32_t w = program_value(l->p, v.storage, v.byte_offset, (enum dtype)v.dtype,
-                               v.ndim, v.dim, "head.weight");
-    return use(l, w, l->head_grad);
-}
-
-static uint32_t emit_head(struct lowering *l, uint32_t x)
-{
-    struct op_args a = args(OP_LINEAR, -1);
-    op_args_in(&a, emit_norm(l, -1, x, ROLE_FINAL_NORM));
-    op_args_in(&a, head_weight(l));
-    if (l->o->compute == DT_BF16)
-        op_args_attr_i(&a, ATTR_OUT_DTYPE, DT_F32);
-    uint32_t logits = emit(l, &a);
-    if (cfg(l)->final_softcap > 0) {
-        struct op_args s = args(OP_SOFTCAP, -1);
-        op_args_in(&s, logits);
-        op_args_attr_f(&s, ATTR_CAP, cfg(l)->final_softcap);
-        logits = emit(l, &s);
+    int32_t begin, end;
+    lower_chunk_layers(l, chunk, &begin, &end);
+    if (lower_chunk_is_first(l, chunk)) {
+        x = emit_embedding(l);
+        lower_probe_activation(l, PROBE_RESIDUAL, -1, x);
     }
-    lower_probe_activation(l, PROBE_LOGITS, -1, logits);
-    struct op_args x_ent = args(OP_XENT, -1);
-    op_args_in(&x_ent, logits);
-    op_args_in(&x_ent, l->out->labels);
-    return emit(l, &x_ent);
-}
-
-uint32_t lower_forward(struct lowering *l)
-{
-    uint32_t x = emit_embedding(l);
-    lower_probe_activation(l, PROBE_RESIDUAL, -1, x);
-    for (int32_t i = 0; i < cfg(l)->layers; i++) {
+    if (begin < end)
+        lower_zero_gather_layer(l, begin);
+    for (int32_t i = begin; i < end; i++) {
+        if (i + 1 < end)
+            lower_zero_gather_layer(l, i + 1);
         x = emit_sublayer(l, i, x, ROLE_ATTN_NORM, ROLE_ATTN_POST_NORM, emit_attention);
         x = emit_sublayer(l, i, x, ROLE_FFN_NORM, ROLE_FFN_POST_NORM, emit_ffn);
         lower_probe_activation(l, PROBE_RESIDUAL, i, x);
     }
-    return emit_head(l, x);
+    if (!lower_chunk_is_last(l, chunk))
+        return x;
+    return lower_emit_gather(l, -1, emit_norm(l, -1, x, ROLE_FINAL_NORM));
 }

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "core/arena.h"
+#include "kernels/cpu/cpu_streams.h"
 #include "kernels/cpu/cpu_table.h"
 
 #define PAGE_BYTES 4096
@@ -12,6 +13,7 @@
 struct cpu_backend {
     struct backend base;
     struct pool *pool;
+    struct cpu_workers workers;
     uint32_t isa;
     bool reference_only;
 };
@@ -98,26 +100,20 @@ static enum status bind_op(const struct cpu_backend *b, const struct program *pr
                         "no kernel for op %u '%s' (device cpu): got operands of %s", op,
                         op_desc(l.op->kind)->name, operands);
     }
+    int n_threads = l.op->stream == 0 ? pool_threads(b->pool) : 1;
+    int64_t *most = &scratch[l.op->stream];
     if (row->scratch_bytes)
-        *scratch = MAX(*scratch, row->scratch_bytes(&l, pool_threads(b->pool)));
+        *most = MAX(*most, row->scratch_bytes(&l, n_threads));
     return ST_OK;
 }
 
 static enum status cpu_bind(struct backend *b, const struct program *prog,
                             uint32_t *chosen, int64_t *scratch_bytes, struct diag *diag)
 {
-    *scratch_bytes = 0;
+    memset(scratch_bytes, 0, prog->n_streams * sizeof(*scratch_bytes));
     for (uint32_t i = 0; i < prog->ops.n; i++)
         TRY(bind_op(cpu_of(b), prog, i, &chosen[i], scratch_bytes, diag));
     return ST_OK;
-}
-
-static void cpu_launch(struct backend *b, uint32_t chosen, const struct launch *l)
-{
-    if (l->predicate && *l->predicate == 0)
-        return;
-    struct kernel_call c = {l, cpu_of(b)->pool};
-    cpu_table_row(chosen)->run(&c);
 }
 
 static const char *cpu_kernel_name(struct backend *b, uint32_t chosen)
@@ -139,21 +135,16 @@ static void cpu_copy_out(struct backend *b, void *host, const void *device,
     memcpy(host, device, bytes);
 }
 
-/* A launch is done when it returns: every event has happened before it is waited for. */
-static void cpu_event(struct backend *b, uint8_t stream, uint32_t event)
+static enum status cpu_open(struct backend *b, const struct program *prog,
+                            struct backend_streams **out, struct diag *diag)
 {
-    (void)b;
-    (void)stream;
-    (void)event;
-}
-
-static void cpu_sync(struct backend *b)
-{
-    (void)b;
+    struct cpu_backend *c = cpu_of(b);
+    return cpu_streams_open(&c->workers, c->pool, prog, out, diag);
 }
 
 static void cpu_destroy(struct backend *b)
 {
+    cpu_workers_release(&cpu_of(b)->workers);
     pool_destroy(cpu_of(b)->pool);
     mem_free(b);
 }
@@ -164,13 +155,15 @@ static const struct backend_ops cpu_ops = {
         .pool_alloc = cpu_pool_alloc,
         .pool_free = cpu_pool_free,
         .bind = cpu_bind,
-        .launch = cpu_launch,
         .kernel_name = cpu_kernel_name,
         .copy_in = cpu_copy_in,
         .copy_out = cpu_copy_out,
-        .event_record = cpu_event,
-        .event_wait = cpu_event,
-        .sync = cpu_sync,
+        .streams_open = cpu_open,
+        .streams_close = cpu_streams_close,
+        .launch = cpu_streams_launch,
+        .event_record = cpu_streams_record,
+        .event_wait = cpu_streams_wait,
+        .sync = cpu_streams_sync,
         .destroy = cpu_destroy,
 };
 

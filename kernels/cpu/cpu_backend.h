@@ -1,5 +1,5 @@
 /* The CPU as a backend of core/exec.h: an own thread pool, kernels by table, memory from
- * pages_map. Ops run in the order of their launches, so streams and events are trivial. */
+ * pages_map, streams as in kernels/cpu/cpu_streams.h. */
 #ifndef KERNELS_CPU_CPU_BACKEND_H
 #define KERNELS_CPU_CPU_BACKEND_H
 

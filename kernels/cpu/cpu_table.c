@@ -24,6 +24,7 @@ static const struct table_entry tables[] = {
         {&ref_attention_table, true}, {&ref_pointwise_table, true},
         {&ref_embed_table, true},     {&ref_loss_table, true},
         {&ref_optim_table, true},     {&ref_stats_table, true},
+        {&comm_kernels_table, true},
 };
 
 static bool row_takes(const struct kernel_row *r, const struct launch *l, uint32_t isa)

@@ -14,6 +14,9 @@ extern const struct kernel_table ref_loss_table;
 extern const struct kernel_table ref_optim_table;
 extern const struct kernel_table ref_stats_table;
 
+/* Communication: rows that call the op's group, and need no other. */
+extern const struct kernel_table comm_kernels_table;
+
 /* Tuned kernels of everything but products and attention, by instruction set. */
 extern const struct kernel_table tuned_avx512_table;
 extern const struct kernel_table tuned_avx2_table;

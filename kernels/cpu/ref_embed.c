@@ -7,13 +7,15 @@ static void embed_span(const struct kernel_call *c, int64_t begin, int64_t end,
 {
     (void)thread;
     const struct launch *l = c->l;
-    int64_t width = view_cols(&l->in[0]);
+    int64_t width = view_cols(&l->in[0]), n_rows = view_rows(&l->in[0]);
+    int64_t first = launch_attr_i(l, ATTR_BEGIN, 0);
     double scale = launch_attr_f(l, ATTR_SCALE, 1);
     for (int64_t t = begin; t < end; t++) {
-        int64_t id = (int64_t)view_get(&l->in[1], t);
+        int64_t row = (int64_t)view_get(&l->in[1], t) - first;
+        bool is_here = row >= 0 && row < n_rows;
         for (int64_t i = 0; i < width; i++)
             view_set(&l->out[0], t * width + i,
-                     scale * view_get(&l->in[0], id * width + i));
+                     is_here ? scale * view_get(&l->in[0], row * width + i) : 0);
     }
 }
 
@@ -30,12 +32,15 @@ static void embed_dw_span(const struct kernel_call *c, int64_t begin, int64_t en
     (void)thread;
     const struct launch *l = c->l;
     int64_t width = view_cols(&l->in[0]), n_tokens = view_elems(&l->in[1]);
+    int64_t first = launch_attr_i(l, ATTR_BEGIN, 0), n_rows = view_rows(&l->out[0]);
     double scale = launch_attr_f(l, ATTR_SCALE, 1);
     for (int64_t t = 0; t < n_tokens; t++) {
-        int64_t id = (int64_t)view_get(&l->in[1], t);
+        int64_t row = (int64_t)view_get(&l->in[1], t) - first;
+        if (row < 0 || row >= n_rows)
+            continue;
         for (int64_t i = begin; i < end; i++) {
             double dx = view_get(&l->in[0], t * width + i);
-            int64_t at = id * width + i;
+            int64_t at = row * width + i;
             view_set(&l->out[0], at, view_get(&l->out[0], at) + scale * dx);
         }
     }

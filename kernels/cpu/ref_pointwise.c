@@ -239,6 +239,17 @@ static void add_span(const struct kernel_call *c, int64_t begin, int64_t end,
                  view_get(&c->l->in[0], i) + view_get(&c->l->in[1], i));
 }
 
+static void add_bias_span(const struct kernel_call *c, int64_t begin, int64_t end,
+                          int thread)
+{
+    (void)thread;
+    int64_t width = view_cols(&c->l->in[0]);
+    for (int64_t i = begin; i < end; i++) {
+        double bias = view_get(&c->l->in[1], i % width);
+        view_set(&c->l->out[0], i, view_get(&c->l->in[0], i) + bias);
+    }
+}
+
 static void softcap_span(const struct kernel_call *c, int64_t begin, int64_t end,
                          int thread)
 {
@@ -283,6 +294,7 @@ static void zero_span(const struct kernel_call *c, int64_t begin, int64_t end,
 RUN_ELEMENTS(act)
 RUN_ELEMENTS(act_dx)
 RUN_ELEMENTS(add)
+RUN_ELEMENTS(add_bias)
 RUN_ELEMENTS(softcap)
 RUN_ELEMENTS(softcap_dx)
 RUN_ELEMENTS(cast)
@@ -296,6 +308,7 @@ static const struct kernel_row rows[] = {
         {.kind = OP_ACT, .name = "act_ref", .run = act_run},
         {.kind = OP_ACT_DX, .name = "act_dx_ref", .run = act_dx_run},
         {.kind = OP_ADD, .name = "add_ref", .run = add_run},
+        {.kind = OP_ADD_BIAS, .name = "add_bias_ref", .run = add_bias_run},
         {.kind = OP_SOFTCAP, .name = "softcap_ref", .run = softcap_run},
         {.kind = OP_SOFTCAP_DX, .name = "softcap_dx_ref", .run = softcap_dx_run},
         {.kind = OP_CAST, .name = "cast_ref", .run = cast_run},

@@ -110,3 +110,73 @@ $(help_options help "$c")")
         }
     done
 }
+
+# Keys of angel-config(5) with what it says of each, a line a key: "KEY FACTS", where
+# FACTS are "count or auto, tokens, 1 to 100, default 10".
+page_facts() {
+    sed -n '/^\.\\" options begin$/,/^\.\\" options end$/p' man/angel-config.5 |
+        sed 's/\\-/-/g' | awk '/^\.B / { key = $2 } /^\(.*\)$/ { print key, $0 }' |
+        sed 's/ (\(.*\))$/ \1/'
+}
+
+# Whether the program takes key=value, as far as type and bounds of the key go: what it
+# says of the key and others together does not count.
+takes() { # key, value
+    local said
+    said=$("$ANGEL" pretrain model=configs/models/llama-tiny.yaml data.train=README.md \
+        --print-config "$1=$2" 2>&1 >/dev/null </dev/null) || true
+    [[ $said != "angel: $1 (command line): "*"got '$2', wanted "* ]]
+}
+
+@test "the parser takes the types, bounds, choices and defaults of angel-config(5)" {
+    local key facts kind low high value n=0 n_bounds=0
+    wrong() { echo "$key ($facts): $1"; return 1; }
+    while read -r key facts; do
+        n=$((n + 1))
+        kind=${facts%%,*}
+        case $facts in
+        *default*)
+            value=${facts##*default }
+            takes "$key" "$value" || wrong "does not take its default $value"
+            ;;
+        esac
+        case $kind in text* | path* | list*) continue ;; esac
+        ! takes "$key" xyzzy || wrong 'takes xyzzy'
+        case $kind in *'or auto') takes "$key" auto || wrong 'does not take auto' ;; esac
+        case $kind in
+        numbers*) continue ;;
+        bool*) kind='true|false' ;;
+        count* | size* | number*) kind= ;;
+        esac
+        for value in ${kind//|/ }; do
+            takes "$key" "$value" || wrong "does not take $value"
+        done
+        low=$(sed -n 's/.*, \(at least \)\{0,1\}\([0-9.e+-]*\)\( to [0-9.e+-]*\)\{0,1\}, default.*/\2/p
+            s/.*, \([0-9.e+-]*\) to [0-9.e+-]*, needed$/\1/p' <<<"$facts")
+        high=$(sed -n 's/.* to \([0-9.e+-]*\), \(default.*\|needed\)$/\1/p' <<<"$facts")
+        [ -n "$low" ] || { [ -n "$kind" ] || wrong 'has no bounds'; continue; }
+        n_bounds=$((n_bounds + 1))
+        takes "$key" "$low" || wrong "does not take $low"
+        ! takes "$key" "$(awk -v x="$low" 'BEGIN { printf "%.17g", x - 1 }')" ||
+            wrong "takes less than $low"
+        [ -n "$high" ] || continue
+        takes "$key" "${high/e+/e}" || wrong "does not take $high"
+        ! takes "$key" "$(awk -v x="$high" 'BEGIN { printf "%.17g", x * 1.5 + 1 }' |
+            sed 's/e+/e/')" || wrong "takes more than $high"
+    done < <(page_facts)
+    echo "$n keys, $n_bounds with bounds"
+    [ "$n" -ge 75 ] && [ "$n_bounds" -ge 40 ]
+    [ "$n" = "$("$ANGEL" help options | grep -cE '^  [a-z_][a-z_.]*( |$)')" ]
+}
+
+@test "every exit status in the text of a page is one of angel(1)" {
+    local codes page code
+    codes=$(sed -n '/^\.Sh EXIT STATUS/,/^\.Sh EXAMPLES/s/^\.It \([0-9]*\)$/\1/p' \
+        man/angel.1)
+    for page in man/angel*.[1-9] README.md; do
+        for code in $(tr '\n' ' ' <"$page" | grep -oE '[Ee]xit (status|code) [0-9]+' |
+            grep -oE '[0-9]+'); do
+            grep -qx "$code" <<<"$codes" || { echo "$page names $code"; return 1; }
+        done
+    done
+}

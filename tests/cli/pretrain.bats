@@ -74,13 +74,13 @@ losses() { # file
     angel "${small[@]}" train.steps=20
     rm -r "$dir/step-000000000020"
     # a new run would take smaller micro-batches here, and so add in another order
-    angel "${small[@]}" train.steps=20 memory.device=1300KiB \
+    angel "${small[@]}" train.steps=20 memory.device=1200KiB \
         checkpoint.dir="$BATS_TEST_TMPDIR/anew" --dry-run
     has "$out" 'in 2 micro-batches of 2'
-    angel "${small[@]}" train.steps=20 memory.device=1300KiB
+    angel "${small[@]}" train.steps=20 memory.device=1200KiB
     code_is 71
     # recompute changes no bits
-    angel "${small[@]}" train.steps=20 memory.device=1700KiB
+    angel "${small[@]}" train.steps=20 memory.device=1400KiB
     code_is 0
     has "$err" 'activations: recompute'
     angel ckpt diff "$BATS_TEST_TMPDIR/one" "$dir"

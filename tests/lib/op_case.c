@@ -27,6 +27,7 @@ static int64_t axis_of(const struct op_dims *d, char letter)
     case 'B': return ceil_div_i64(d->T * d->H, NORM_BLOCK_ELEMS);
     case 'U': return HYPER_COUNT;
     case '4': return 4;
+    case '3': return 3;
     case '2': return 2;
     case '1': return 1;
     default: BUG("axis '%c'", letter);
@@ -305,7 +306,7 @@ struct op_result op_case_run(const struct op_case *c, const struct kernel_row *r
     int64_t bytes = row->scratch_bytes ? row->scratch_bytes(&l, pool_threads(pool)) : 0;
     struct scratch s = scratch_make(bytes);
     l.scratch = s.data;
-    struct kernel_call call = {&l, pool};
+    struct kernel_call call = {&l, pool, NULL};
     row->run(&call);
     r.intact = scratch_is_intact(&s);
     mem_free(s.raw);
@@ -349,7 +350,7 @@ double op_case_time(const struct op_case *c, const struct kernel_row *row,
     int64_t n = row->scratch_bytes ? row->scratch_bytes(&l, pool_threads(pool)) : 0;
     struct scratch s = scratch_make(n);
     l.scratch = s.data;
-    struct kernel_call call = {&l, pool};
+    struct kernel_call call = {&l, pool, NULL};
     double best = INFINITY;
     for (int i = 0; i < n_runs; i++) {
         double t = now_s();

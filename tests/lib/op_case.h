@@ -2,7 +2,7 @@
  *
  * An operand is "<dtype><axes>": dtype c (the case's compute dtype), f (f32), d (f64) or
  * i (i32), h (bf16); each axis a letter of `struct op_dims`, or G = 2F, P = D/2, B blocks
- * of the gradient norm, U the params block, 1, 2 or 4. A word after it says how an input is
+ * of the gradient norm, U the params block, 1 to 4. A word after it says how an input is
  * filled (fill_table in op_case.c); without one, with standard normals. */
 #ifndef TESTS_LIB_OP_CASE_H
 #define TESTS_LIB_OP_CASE_H
@@ -38,8 +38,9 @@ struct op_spec {
     char reduce;    /* axis that is summed over; 0: none */
     int8_t inplace; /* output i may overwrite input inplace + i for i < n_inplace */
     int8_t n_inplace;
-    bool flat;  /* no pitch */
-    bool exact; /* equal bits to the reference */
+    bool flat;    /* no pitch */
+    bool exact;   /* equal bits to the reference */
+    bool zero_ok; /* a result may be all zeros */
 };
 
 /* A spec with operands in memory. op_case_release frees them. */

@@ -67,7 +67,8 @@ void rig_create(struct rig *r, const struct config_model *m,
     need(exec_memory_create(r->backend, r->low.program.pool_bytes, scratch, &r->memory,
                             &diag),
          &diag);
-    struct exec_options eo = {o->check, o->check ? GUARD_BYTES : 0};
+    struct exec_options eo = {.check = o->check,
+                              .guard_bytes = o->check ? GUARD_BYTES : 0};
     need(exec_create(&r->low.program, &r->memory, &eo, &r->exec, &diag), &diag);
 }
 

@@ -238,8 +238,16 @@ void toy_program(struct program *p, const struct toy *t)
     uint32_t storage = p->values.data[b.hyper].storage;
     uint32_t seed = program_value(p, storage, HYPER_INV_TOKENS * (int64_t)sizeof(float),
                                   DT_F32, 1, &one, "inv_tokens");
-    uint32_t backward = differentiate(p, forward, loss, seed, b.weights.data,
-                                      b.grads.data, b.weights.n, "backward");
+    struct diff_options o = diff_options_init();
+    o.segment = forward;
+    o.name = "backward";
+    o.output = &loss;
+    o.seed = &seed;
+    o.n_outputs = 1;
+    o.weight = b.weights.data;
+    o.grad = b.grads.data;
+    o.n_weights = b.weights.n;
+    uint32_t backward = differentiate(p, &o);
     uint32_t zero = zero_segment(&b);
     uint32_t optimizer = optimizer_segment(&b);
     program_call(p, CALL_SETUP, setup, 0, 0);

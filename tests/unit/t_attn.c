@@ -246,7 +246,7 @@ static void run_row(const struct kernel_row *row, const struct problem *p,
     memset(aligned, 0xff, bytes); /* NaN: what is read must have been written */
     memset(aligned + bytes, 0x5a, 64);
     l.scratch = aligned;
-    row->run(&(struct kernel_call){&l, pool});
+    row->run(&(struct kernel_call){&l, pool, NULL});
     for (size_t i = 0; i < 64; i++)
         assert_int_equal((unsigned char)aligned[bytes + i], 0x5a);
     mem_free(scratch);

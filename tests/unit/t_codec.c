@@ -238,12 +238,31 @@ static void test_damage(void **state)
     codec_destroy(c);
 }
 
+/* A head that promises more than its bytes can hold is no reason to allocate. */
+static void test_frame_content(void **state)
+{
+    (void)state;
+    struct codec *c = codec_create();
+    size_t n = 1 * MIB;
+    uint8_t *zeros = mem_alloc(n), *frame = mem_alloc(frame_bound(n));
+    size_t bytes = frame_encode(c, zeros, n, frame);
+    assert_int_equal(frame_content_bytes(frame, bytes), (int64_t)n);
+    static const uint8_t huge[] = {0x28, 0xb5, 0x2f, 0xfd, 0xe0, 0xff, 0xff, 0xff,
+                                   0xff, 0x00, 0x00, 0x00, 0x00, 0x01, 0x00, 0x00};
+    assert_int_equal(frame_content_bytes(huge, sizeof(huge)), -1);
+    assert_int_equal(frame_content_bytes(huge, 3), -1);
+    mem_free(zeros);
+    mem_free(frame);
+    codec_destroy(c);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
             cmocka_unit_test(test_round_trips),
             cmocka_unit_test(test_constant_chunks_cost_nothing),
             cmocka_unit_test(test_damage),
+            cmocka_unit_test(test_frame_content),
             cmocka_unit_test(test_ratio),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -99,11 +99,16 @@ static void predicate_skips_the_op(void **state)
     l.out[0].data = y;
     int32_t flag = 0;
     l.predicate = &flag;
-    b->ops->launch(b, chosen[0], &l);
+    struct backend_streams *s;
+    assert_int_equal(b->ops->streams_open(b, &p, &s, &diag), ST_OK);
+    b->ops->launch(s, chosen[0], &l);
+    assert_int_equal(b->ops->sync(s, &diag), ST_OK);
     assert_true(y[3] == 0);
     flag = 2;
-    b->ops->launch(b, chosen[0], &l);
+    b->ops->launch(s, chosen[0], &l);
+    assert_int_equal(b->ops->sync(s, &diag), ST_OK);
     assert_true(y[3] == 8);
+    b->ops->streams_close(s);
     b->ops->destroy(b);
     program_free(&p);
 }

@@ -102,6 +102,16 @@ static uint32_t middle_bias(struct net *n, uint32_t x, int64_t arg, int64_t *wid
     return net_emit(n, &a);
 }
 
+/* A bias that is not part of the product. */
+static uint32_t middle_add_bias(struct net *n, uint32_t x, int64_t arg, int64_t *width)
+{
+    (void)arg;
+    *width = 6;
+    uint32_t y = net_linear(n, x, HIDDEN, 6);
+    struct op_args a = net_op(OP_ADD_BIAS, 2, (uint32_t[]){y, net_weight(n, 1, 6, 0)});
+    return net_emit(n, &a);
+}
+
 /* x + linear(x): the residual's two gradients are added. */
 static uint32_t middle_residual(struct net *n, uint32_t x, int64_t arg, int64_t *width)
 {
@@ -211,27 +221,30 @@ struct grad_case {
     const char *label;
     middle_fn middle;
     int64_t arg;
+    bool by_stats; /* the loss from statistics of the logits */
 };
 
 static const struct grad_case cases[] = {
-        {"embed, linear, xent", middle_none, 0},
-        {"linear with bias", middle_bias, 0},
-        {"residual add", middle_residual, 0},
-        {"weight read twice", middle_twice, 0},
-        {"rmsnorm", middle_rmsnorm, 0},
-        {"rmsnorm 1 + w", middle_rmsnorm, 1},
-        {"layernorm", middle_layernorm, 0},
-        {"silu", middle_act, ACT_SILU},
-        {"gelu", middle_act, ACT_GELU},
-        {"gelu tanh", middle_act, ACT_GELU_TANH},
-        {"glu silu", middle_glu, ACT_SILU},
-        {"glu gelu", middle_glu, ACT_GELU},
-        {"glu gelu tanh", middle_glu, ACT_GELU_TANH},
-        {"softcap", middle_softcap, 2},
-        {"attention", middle_attention, 0},
-        {"attention, window", middle_attention, 1},
-        {"attention, soft cap", middle_attention, 2},
-        {"attention, both", middle_attention, 3},
+        {"embed, linear, xent", middle_none, 0, false},
+        {"xent by statistics", middle_none, 0, true},
+        {"linear with bias", middle_bias, 0, false},
+        {"add_bias", middle_add_bias, 0, false},
+        {"residual add", middle_residual, 0, false},
+        {"weight read twice", middle_twice, 0, false},
+        {"rmsnorm", middle_rmsnorm, 0, false},
+        {"rmsnorm 1 + w", middle_rmsnorm, 1, false},
+        {"layernorm", middle_layernorm, 0, false},
+        {"silu", middle_act, ACT_SILU, false},
+        {"gelu", middle_act, ACT_GELU, false},
+        {"gelu tanh", middle_act, ACT_GELU_TANH, false},
+        {"glu silu", middle_glu, ACT_SILU, false},
+        {"glu gelu", middle_glu, ACT_GELU, false},
+        {"glu gelu tanh", middle_glu, ACT_GELU_TANH, false},
+        {"softcap", middle_softcap, 2, false},
+        {"attention", middle_attention, 0, false},
+        {"attention, window", middle_attention, 1, false},
+        {"attention, soft cap", middle_attention, 2, false},
+        {"attention, both", middle_attention, 3, false},
 };
 
 static void net_build(struct net *n, const struct grad_case *c)
@@ -254,11 +267,25 @@ static void net_build(struct net *n, const struct grad_case *c)
     uint32_t x = c->middle(n, net_emit(n, &e), c->arg, &width);
     uint32_t logits = net_linear(n, x, width, VOCAB);
     struct op_args l = net_op(OP_XENT, 2, (uint32_t[]){logits, n->labels});
+    if (c->by_stats) {
+        struct op_args st = net_op(OP_XENT_STATS, 2, (uint32_t[]){logits, n->labels});
+        op_args_attr_i(&st, ATTR_BEGIN, 0);
+        op_args_in(&l, net_emit(n, &st));
+        op_args_attr_i(&l, ATTR_BEGIN, 0);
+    }
     l.out[0] = n->loss;
     program_op(&n->p, &l);
     uint32_t forward = program_segment_end(&n->p);
-    uint32_t backward = differentiate(&n->p, forward, n->loss, n->seed, n->weight,
-                                      n->grad, n->n_weights, "backward");
+    struct diff_options o = diff_options_init();
+    o.segment = forward;
+    o.name = "backward";
+    o.output = &n->loss;
+    o.seed = &n->seed;
+    o.n_outputs = 1;
+    o.weight = n->weight;
+    o.grad = n->grad;
+    o.n_weights = n->n_weights;
+    uint32_t backward = differentiate(&n->p, &o);
     program_call(&n->p, CALL_STEP, forward, 0, 0);
     program_call(&n->p, CALL_STEP, backward, 0, 0);
     program_seal(&n->p);

@@ -374,7 +374,7 @@ static void test_help(void **state)
     assert_int_equal(opt_print_help(&table, "", &out), 9);
     assert_non_null(strstr(str_get(&out), "Size: how much\n  size.count"));
     assert_non_null(
-            strstr(str_get(&out), "How many. (count or auto, things, default auto)"));
+            strstr(str_get(&out), "How many. (count or auto, things, 1 to 1e+15,"));
     assert_non_null(strstr(str_get(&out), "(red|green, default red)"));
     assert_null(strstr(str_get(&out), "degree"));
     for (const char *line = str_get(&out); *line;) {

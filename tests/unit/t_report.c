@@ -147,6 +147,43 @@ static void test_many(void **state)
     mem_free(p);
 }
 
+/* Numbers that no run has: the page is made, in bounded time and size. */
+static void test_extremes(void **state)
+{
+    static const char *const lines[] = {
+            "{\"kind\":\"train\",\"step\":1,\"loss\":1e16}\n"
+            "{\"kind\":\"train\",\"step\":2,\"loss\":10000000000000002}\n",
+            "{\"kind\":\"train\",\"step\":1,\"loss\":1e308}\n"
+            "{\"kind\":\"train\",\"step\":9223372036854775807,\"loss\":-1e308}\n",
+            "{\"kind\":\"train\",\"step\":-9223372036854775808,\"attempt\":2,"
+            "\"loss\":5e-324}\n{\"kind\":\"train\",\"step\":2,\"loss\":1e300}\n",
+            "{\"kind\":\"summary\",\"step\":2,\"elapsed_s\":1e308}\n"};
+    struct tmp *tmp = *state;
+    struct diag diag = {0};
+    for (size_t i = 0; i < ARRAY_LEN(lines); i++) {
+        struct str html = {0};
+        tmp_write_text(tmp, "e/metrics.jsonl", lines[i]);
+        assert_int_equal(report_html(tmp_path(tmp, "e"), &html, &diag), ST_OK);
+        assert_well_formed(html.s);
+        assert_true(html.n < 40000);
+        str_free(&html);
+    }
+}
+
+/* A column of pixels that begins with a gap still shows what else it has. */
+static void test_gap(void **state)
+{
+    (void)state;
+    const struct svg_point p[] = {{1000, NAN}, {1001, 3}, {1002, 7}, {1003, 5}};
+    const struct svg_series s = {"x", p, ARRAY_LEN(p), false};
+    const struct svg_chart c = {
+            .title = "t", .unit = "", .series = &s, .n_series = 1, .x_max = 1e6};
+    struct str out = {0};
+    assert_true(svg_chart_add(&out, &c));
+    assert_has(out.s, "1001:3,1002:7,1003:5");
+    str_free(&out);
+}
+
 static void test_faults(void **state)
 {
     struct tmp *tmp = *state;
@@ -206,7 +243,8 @@ int main(void)
     child_use_memory();
     const struct CMUnitTest tests[] = {
             cmocka_unit_test(test_reading), cmocka_unit_test(test_page),
-            cmocka_unit_test(test_many),    cmocka_unit_test(test_faults),
+            cmocka_unit_test(test_many),    cmocka_unit_test(test_extremes),
+            cmocka_unit_test(test_gap),     cmocka_unit_test(test_faults),
             cmocka_unit_test(test_run),
     };
     return cmocka_run_group_tests(tests, set_up, tear_down);

@@ -16,6 +16,7 @@
 #include "io/file.h"
 #include "io/json.h"
 #include "io/text_source.h"
+#include "io/zstd_stream.h"
 #include "tests/lib/tmp.h"
 
 struct fixture {
@@ -274,6 +275,31 @@ static void cut_and_damaged_zst(void **state)
     str_free(&text);
 }
 
+/* A frame that ends before it holds the 64 bytes that its head says; alone, behind a whole
+ * one, and read in pieces too small for zstd to notice. */
+static void short_frame_zst(void **state)
+{
+    static const char frame[] = "\x28\xb5\x2f\xfd\x20\x40\x01\x00\x00";
+    struct fixture *f = *state;
+    struct text_source *s;
+    struct str both = {0};
+    char whole[64], buf[16];
+    size_t got = 0, n = ZSTD_compress(whole, sizeof(whole), "{}\n", 3, 1);
+    str_add_n(&both, whole, n);
+    str_add_n(&both, frame, 9);
+    const char *path = tmp_write(&f->tmp, "x.jsonl.zst", frame, 9);
+    assert_int_equal(open_source(f, path, &s), ST_DATA);
+    path = tmp_write(&f->tmp, "y.jsonl.zst", both.s, both.n);
+    struct zstd_stream *z;
+    assert_int_equal(zstd_stream_open(path, &z, &f->diag), ST_OK);
+    assert_int_equal(zstd_stream_read(z, buf, 3, &got, &f->diag), ST_OK);
+    assert_int_equal(got, 3);
+    assert_int_equal(zstd_stream_read(z, buf, 3, &got, &f->diag), ST_DATA);
+    assert_non_null(strstr(f->diag.text, "got a frame of 0 bytes, wanted 64"));
+    zstd_stream_close(z);
+    str_free(&both);
+}
+
 static void file_changes(void **state)
 {
     struct fixture *f = *state;
@@ -347,6 +373,7 @@ int main(void)
             cmocka_unit_test_setup_teardown(malformed_lines, set_up, tear_down),
             cmocka_unit_test_setup_teardown(zst_equals_plain, set_up, tear_down),
             cmocka_unit_test_setup_teardown(cut_and_damaged_zst, set_up, tear_down),
+            cmocka_unit_test_setup_teardown(short_frame_zst, set_up, tear_down),
             cmocka_unit_test_setup_teardown(file_changes, set_up, tear_down),
             cmocka_unit_test_setup_teardown(identity, set_up, tear_down),
             cmocka_unit_test_setup_teardown(large_file, set_up, tear_down),

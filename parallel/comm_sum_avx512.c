@@ -1,0 +1,4 @@
+#include "parallel/comm_sum.h"
+
+#define SUM_LOOPS sum_loops_avx512
+#include "parallel/comm_sum_body.inc"
