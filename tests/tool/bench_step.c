@@ -220,7 +220,7 @@ int main(int argc, char **argv)
     struct cmd_args args;
     struct config c;
     struct diag diag = {0};
-    int n_steps = argc > 1 ? atoi(argv[1]) : 0;
+    int n_steps = argc > 1 ? (int)strtol(argv[1], NULL, 10) : 0;
     if (n_steps < 1 || n_steps > STEPS_MAX) {
         fprintf(stderr, "usage: bench_step STEPS [RUN.yaml] key=value ...\n");
         return status_exit_code(ST_CONFIG);
