@@ -5,6 +5,7 @@
 
 #include "cmd/run.h"
 #include "cmd/run_monitor.h"
+#include "core/arena.h"
 #include "core/log.h"
 #include "core/verify.h"
 #include "kernels/cpu/cpu_backend.h"
@@ -218,9 +219,9 @@ static bool hopeless(const struct run *r)
            r->device_limit_bytes;
 }
 
-/* The same of all ranks: of the worst one. */
+/* The same of all ranks: of the worst one; and of the ranks of this pipeline stage. */
 struct fit {
-    bool fits, hopeless;
+    bool fits, hopeless, stage_fits;
 };
 
 /* Programs for the present choices, and how they fit on all ranks. */
@@ -228,13 +229,20 @@ static enum status try_programs(struct run *r, bool monitors, struct fit *out,
                                 struct diag *diag)
 {
     TRY(run_agree(r, build_programs(r, monitors, diag), diag));
-    double bad[2] = {!fits(r), hopeless(r)};
-    TRY(run_max(r, bad, ARRAY_LEN(bad), diag));
-    *out = (struct fit){bad[0] == 0, bad[1] > 0};
-    return ST_OK;
+    int stages = r->layout.mesh.degree[MESH_PP], stage = (int)r->place.coord[MESH_PP];
+    double *bad = mem_alloc(((size_t)stages + 1) * sizeof(*bad)); /* last: hopeless */
+    bad[stage] = !fits(r);
+    bad[stages] = hopeless(r);
+    enum status st = run_max(r, bad, stages + 1, diag);
+    *out = (struct fit){true, bad[stages] > 0, bad[stage] == 0};
+    for (int i = 0; i < stages; i++)
+        out->fits &= bad[i] == 0;
+    mem_free(bad);
+    return st;
 }
 
-/* Tries the given activations, cheapest in time first, and smaller micro-batches. Without
+/* Tries the given activations, cheapest in time first, and smaller micro-batches. A stage
+ * of a pipeline keeps the first that fits its ranks, whatever the others need. Without
  * probes it is quicker, and their few bytes hardly ever decide. */
 static enum status search(struct run *r, bool probes, struct fit *fit,
                           struct diag *diag)
@@ -248,8 +256,10 @@ static enum status search(struct run *r, bool probes, struct fit *fit,
             auto_micro ? auto_micro_batch(c, micro_batch_aim(c)) : c->train.micro_batch;
     for (;;) {
         r->micro_batch = m;
+        fit->stage_fits = false;
         for (size_t i = 0; i < (auto_act ? ARRAY_LEN(order) : 1); i++) {
-            r->activations = auto_act ? order[i] : c->memory.activations;
+            if (!fit->stage_fits)
+                r->activations = auto_act ? order[i] : c->memory.activations;
             TRY(try_programs(r, probes, fit, diag));
             if (fit->fits)
                 return ST_OK;
@@ -366,7 +376,8 @@ static enum status open_backend(struct run *r, struct diag *diag)
     int on_host, same_cpus;
     TRY(count_neighbours(r, &on_host, &same_cpus, diag));
     struct cpu_backend_options o = {.n_threads = (int)c->train.threads,
-                                    .isa_mask = CPU_ISA_ALL};
+                                    .isa_mask = CPU_ISA_ALL,
+                                    .world = r->ranks.world};
     if (o.n_threads == 0 && r->ranks.size > 1)
         o.n_threads = MAX(pool_cpus_available() / MAX(same_cpus, 1), 1);
     TRY(run_agree(r, cpu_backend_create(&o, &r->backend, diag), diag));

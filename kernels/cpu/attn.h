@@ -2,7 +2,8 @@
  *
  * Tiles are held with queries across the lanes, so that maxima, sums and scalings of a
  * query's row are lane by lane, and the probabilities feed the next product without being
- * packed again. bf16 operands are widened to f32 tiles. Forward shares query blocks over
+ * packed again. bf16 operands are widened to f32 tiles, or go to the tile registers as
+ * they are where there are any (attn_amx.c). Forward shares query blocks over
  * the threads; backward shares whole (sequence, key/value head) pairs, whose gradients are
  * summed in one order: any number of threads gives the same bits.
  * source: Dao, "FlashAttention-2", algorithms 1 and 2. */
@@ -15,6 +16,9 @@ extern const struct kernel_table kernels_attention;
 
 /* Queries and keys of a tile. */
 #define ATTN_BLOCK 64
+
+/* bf16 numbers that stand for an f32 probability in products on tile registers. */
+#define ATTN_TERMS 2
 
 /* Rows of heads: head h of token t begins at element t*ld + h*D. */
 struct attn_view {
@@ -48,10 +52,16 @@ struct attn_isa {
 extern const struct attn_isa attn_isa_portable;
 extern const struct attn_isa attn_isa_avx2;
 extern const struct attn_isa attn_isa_avx512;
+extern const struct attn_isa attn_isa_amx;
 
 /* Floats of one thread's scratch. */
 int64_t attn_forward_scratch_elems(const struct attn_args *a);
 int64_t attn_backward_scratch_elems(const struct attn_args *a);
+
+/* Bytes of one thread's scratch on tile registers, and of one head's running softmax. */
+int64_t attn_amx_forward_bytes(const struct attn_args *a);
+int64_t attn_amx_backward_bytes(const struct attn_args *a);
+int64_t attn_amx_state_bytes(const struct attn_args *a);
 
 /* Pitch of the rows of f32 tiles that hold heads. */
 static inline int64_t attn_pitch(const struct attn_args *a)

@@ -17,6 +17,36 @@ int64_t attn_backward_scratch_elems(const struct attn_args *a)
            2 * ATTN_BLOCK * ATTN_BLOCK + 2 * ATTN_BLOCK;
 }
 
+#define AMX_PANEL 32
+
+static int64_t amx_head_bytes(const struct attn_args *a, int64_t rows,
+                              size_t elem_bytes)
+{
+    return rows * round_up_i64(a->dim, AMX_PANEL) * (int64_t)elem_bytes;
+}
+
+int64_t attn_amx_state_bytes(const struct attn_args *a)
+{
+    return amx_head_bytes(a, ATTN_BLOCK, 2) + amx_head_bytes(a, ATTN_BLOCK, 4) +
+           2 * ATTN_BLOCK * 4;
+}
+
+int64_t attn_amx_forward_bytes(const struct attn_args *a)
+{
+    int64_t padded = round_up_i64(a->seq, ATTN_BLOCK), group = a->n_heads / a->n_kv;
+    return 2 * amx_head_bytes(a, padded, 2) + amx_head_bytes(a, ATTN_BLOCK, 4) +
+           ATTN_BLOCK * ATTN_BLOCK * (2 * ATTN_TERMS + 4) +
+           group * attn_amx_state_bytes(a);
+}
+
+int64_t attn_amx_backward_bytes(const struct attn_args *a)
+{
+    int64_t padded = round_up_i64(a->seq, ATTN_BLOCK);
+    return 3 * amx_head_bytes(a, padded, 2) + 2 * amx_head_bytes(a, padded, 4) +
+           4 * amx_head_bytes(a, ATTN_BLOCK, 2) + 2 * amx_head_bytes(a, ATTN_BLOCK, 4) +
+           ATTN_BLOCK * ATTN_BLOCK * (3 * 2 * ATTN_TERMS + 2 * 4) + 2 * ATTN_BLOCK * 4;
+}
+
 static struct attn_view heads(const struct view *v)
 {
     return (struct attn_view){v->data, v->ld, v->dtype};
@@ -103,6 +133,36 @@ static int64_t scratch_backward(const struct launch *l, int n_threads)
     return attn_backward_scratch_elems(&a) * (int64_t)sizeof(float) * n_threads;
 }
 
+static bool all_bf16(const struct view *v, int n)
+{
+    for (int i = 0; i < n; i++)
+        if (v[i].dtype != DT_BF16)
+            return false;
+    return true;
+}
+
+static bool accepts_amx_forward(const struct launch *l)
+{
+    return accepts_forward(l) && all_bf16(l->in, 3);
+}
+
+static bool accepts_amx_backward(const struct launch *l)
+{
+    return accepts_backward(l) && all_bf16(l->in, 4);
+}
+
+static int64_t scratch_amx_forward(const struct launch *l, int n_threads)
+{
+    struct attn_args a = args_forward(l);
+    return attn_amx_forward_bytes(&a) * n_threads;
+}
+
+static int64_t scratch_amx_backward(const struct launch *l, int n_threads)
+{
+    struct attn_args a = args_backward(l);
+    return attn_amx_backward_bytes(&a) * n_threads;
+}
+
 struct attn_job {
     struct attn_args args;
     attn_fn fn;
@@ -130,6 +190,7 @@ ATTN_ISA_DEFINE(portable)
 #if defined(__x86_64__)
 ATTN_ISA_DEFINE(avx2)
 ATTN_ISA_DEFINE(avx512)
+ATTN_ISA_DEFINE(amx)
 #endif
 
 #define ATTN_ROWS(isa_bits, name)                                                      \
@@ -140,9 +201,15 @@ ATTN_ISA_DEFINE(avx512)
                 scratch_backward, backward_##name                                      \
     }
 
+#define ISA_AMX (ISA_AVX512 | ISA_AVX512_BF16 | ISA_AMX_BF16)
+
 /* In order of preference. */
 static const struct kernel_row rows[] = {
 #if defined(__x86_64__)
+        {OP_ATTENTION, "attention_amx", ISA_AMX, accepts_amx_forward,
+         scratch_amx_forward, forward_amx},
+        {OP_ATTENTION_DX, "attention_dx_amx", ISA_AMX, accepts_amx_backward,
+         scratch_amx_backward, backward_amx},
         ATTN_ROWS(ISA_AVX512, avx512),
         ATTN_ROWS(ISA_AVX2, avx2),
 #endif

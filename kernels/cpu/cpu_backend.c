@@ -8,6 +8,7 @@
 #include "kernels/cpu/cpu_table.h"
 
 #define PAGE_BYTES 4096
+#define SHARED_MAX 16 /* pools that lie in a world's memory */
 
 /* `base` is first: backend pointers are cast to this. */
 struct cpu_backend {
@@ -16,6 +17,9 @@ struct cpu_backend {
     struct cpu_workers workers;
     uint32_t isa;
     bool reference_only;
+    struct comm_world *world;
+    void *shared[SHARED_MAX];
+    int n_shared;
 };
 
 static struct cpu_backend *cpu_of(struct backend *b)
@@ -38,6 +42,17 @@ static void touch_part(void *arg, int thread, int n_threads)
         t->p[i] = 0;
 }
 
+/* Memory that other ranks can read, or NULL. */
+static void *shared_alloc(struct cpu_backend *c, int64_t bytes)
+{
+    if (!c->world || c->n_shared == SHARED_MAX)
+        return NULL;
+    void *p = c->world->ops->alloc(c->world, bytes);
+    if (p)
+        c->shared[c->n_shared++] = p;
+    return p;
+}
+
 static enum status cpu_pool_alloc(struct backend *b, enum pool_kind pool, int64_t bytes,
                                   void **out, struct diag *diag)
 {
@@ -46,7 +61,9 @@ static enum status cpu_pool_alloc(struct backend *b, enum pool_kind pool, int64_
                         "no file pool (device cpu): got a plan with %lld bytes of it, "
                         "wanted pools in memory",
                         (long long)bytes);
-    TRY(pages_map((size_t)bytes, out, diag));
+    *out = shared_alloc(cpu_of(b), bytes);
+    if (!*out)
+        TRY(pages_map((size_t)bytes, out, diag));
     struct touch t = {*out, bytes};
     pool_run(cpu_of(b)->pool, touch_part, &t);
     return ST_OK;
@@ -55,8 +72,15 @@ static enum status cpu_pool_alloc(struct backend *b, enum pool_kind pool, int64_
 static void cpu_pool_free(struct backend *b, enum pool_kind pool, void *p,
                           int64_t bytes)
 {
-    (void)b;
     (void)pool;
+    struct cpu_backend *c = cpu_of(b);
+    for (int i = 0; i < c->n_shared; i++) {
+        if (c->shared[i] != p)
+            continue;
+        c->shared[i] = c->shared[--c->n_shared];
+        c->world->ops->release(c->world, p, bytes);
+        return;
+    }
     pages_unmap(p, (size_t)bytes);
 }
 
@@ -180,6 +204,7 @@ enum status cpu_backend_create(const struct cpu_backend_options *o,
     b->base.ops = &cpu_ops;
     b->isa = cpu_isa_detect() & o->isa_mask;
     b->reference_only = o->reference_only;
+    b->world = o->world;
     int n = o->n_threads ? o->n_threads : pool_cpus_available();
     enum status st = pool_create(n, &b->pool, diag);
     if (st != ST_OK) {

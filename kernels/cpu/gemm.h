@@ -13,6 +13,15 @@
 
 extern const struct kernel_table kernels_gemm;
 
+/* What a tile fetches while its products go on, so that packing finds it in a near cache:
+ * in every block of 16 steps, lines row 0 .. n_rows - 1 of that block. */
+struct gemm_ahead {
+    const char *at;     /* or NULL */
+    int64_t row_bytes;  /* from row to row */
+    int64_t step_bytes; /* from one block of 16 steps to the next */
+    int64_t n_rows;
+};
+
 /* One tile's place in the result. The first block of the inner dimension adds the bias or
  * the addend; the last one rounds to the output. */
 struct gemm_dst {
@@ -28,6 +37,7 @@ struct gemm_dst {
     int64_t n_rows;
     bool first;
     bool last;
+    struct gemm_ahead ahead;
 };
 
 /* Packs `width` rows (or columns) by `k` inner elements into a panel; columns past `width`
@@ -44,12 +54,16 @@ typedef void (*gemm_tile_fn)(const void *a, const void *b, int64_t steps,
  * panel, so 4 bytes. Packing is indexed by dtype (DT_F32, DT_BF16) and by whether the
  * inner dimension is the contiguous one. */
 struct gemm_isa {
-    int mr;          /* rows of a tile */
-    int nr;          /* columns of a tile */
-    int k_per_step;  /* 1, or 2 for bf16 pairs */
-    int step_unit;   /* steps of a panel are a multiple of this; 0: of 1 */
-    int64_t k_block; /* steps at most */
-    int64_t n_block; /* columns of B packed at a time */
+    int mr;               /* rows of a tile */
+    int nr;               /* columns of a tile */
+    int k_per_step;       /* 1, or 2 for bf16 pairs */
+    int step_unit;        /* steps of a panel are a multiple of this; 0: of 1 */
+    int64_t k_block;      /* steps at most */
+    int64_t n_block;      /* columns of B packed at a time, at most */
+    int64_t b_bytes;      /* of those columns' panels, at most */
+    int64_t chunk_blocks; /* blocks of steps of B that are packed at a time, at most */
+    int64_t a_group; /* panels packed together of an A whose inner dimension is the slow one */
+    double pack_cost; /* of an element, in products of one by one */
     gemm_pack_fn pack_a[2][2];
     gemm_pack_fn pack_b[2][2];
     const gemm_tile_fn *tile; /* tile[r - 1] stores r rows */

@@ -98,7 +98,8 @@ static void pack_a_m(void *panel, const void *src, int64_t ld, int64_t width, in
     }
 }
 
-/* A panel of B holds 32 columns of every step, side by side. */
+/* A panel of B is a sequence of blocks of 16 steps: the first 16 columns of each step,
+ * then the other 16, so that a tile is one piece of memory. */
 static void pack_b_n(void *panel, const void *src, int64_t ld, int64_t width, int64_t k)
 {
     float *dst = panel;
@@ -108,7 +109,7 @@ static void pack_b_n(void *panel, const void *src, int64_t ld, int64_t width, in
             load_block_m(r, src, kk * ld + c, ld, width - c, k - kk);
 #pragma GCC unroll 16
             for (int i = 0; i < TILE_DIM; i++)
-                _mm512_store_ps(dst + i * NR + c, r[i]);
+                _mm512_store_ps(dst + (c + i) * TILE_DIM, r[i]);
         }
     }
 }
@@ -127,7 +128,7 @@ static void pack_b_k(void *panel, const void *src, int64_t ld, int64_t width, in
             lane_transpose(r);
 #pragma GCC unroll 16
             for (int i = 0; i < TILE_DIM; i++)
-                _mm512_store_ps(dst + i * NR + c, r[i]);
+                _mm512_store_ps(dst + (c + i) * TILE_DIM, r[i]);
         }
     }
 }
@@ -235,19 +236,23 @@ static void tile(const void *a, const void *b, int64_t steps, const struct gemm_
 {
     _Alignas(LINE_BYTES) float block[MR * NR];
     const char *ap = a, *bp = b;
+    const char *ahead = d->ahead.at;
     sums_begin(d, block, n_cols);
     next_fetch(d);
     for (int64_t s = 0; s < steps; s += TILE_DIM) {
-        _tile_loadd(6, bp, NR * 4);
+        _tile_loadd(6, bp, LINE_BYTES);
         _tile_loadd(4, ap, LINE_BYTES);
         _tile_dpbf16ps(0, 4, 6);
-        _tile_loadd(7, bp + LINE_BYTES, NR * 4);
+        _tile_loadd(7, bp + TILE_DIM * LINE_BYTES, LINE_BYTES);
         _tile_dpbf16ps(1, 4, 7);
         _tile_loadd(5, ap + TILE_DIM * LINE_BYTES, LINE_BYTES);
         _tile_dpbf16ps(2, 5, 6);
         _tile_dpbf16ps(3, 5, 7);
         ap += MR * LINE_BYTES;
-        bp += TILE_DIM * NR * 4;
+        bp += NR * LINE_BYTES;
+        for (int64_t i = 0; i < d->ahead.n_rows; i++)
+            _mm_prefetch(ahead + i * d->ahead.row_bytes, _MM_HINT_T1);
+        ahead += d->ahead.step_bytes;
     }
     sums_end(d, block, n_cols);
 }
@@ -264,7 +269,11 @@ const struct gemm_isa gemm_isa_amx = {
         .k_per_step = PAIR,
         .step_unit = TILE_DIM,
         .k_block = 384,
-        .n_block = 512,
+        .n_block = 1024,
+        .b_bytes = 9 * MIB / 8,
+        .chunk_blocks = 3,
+        .a_group = 8,
+        .pack_cost = 64,
         .pack_a = {[DT_BF16] = {pack_a_m, pack_a_k}},
         .pack_b = {[DT_BF16] = {pack_b_n, pack_b_k}},
         .tile = tiles,

@@ -73,13 +73,12 @@ LANE_INLINE lane_vec lane_scale2(lane_vec a, lane_vec n, lane_vec x, lane_vec le
 
 #else
 
+#if defined(__AVX2__)
+
 LANE_INLINE lane_vec lane_set1(float x)
 {
-    lane_vec v = {0};
-    return v + x;
+    return _mm256_set1_ps(x);
 }
-
-#if defined(__AVX2__)
 
 LANE_INLINE lane_vec lane_fma(lane_vec a, lane_vec b, lane_vec c)
 {
@@ -97,6 +96,11 @@ LANE_INLINE lane_vec lane_round(lane_vec a)
 }
 
 #else
+
+LANE_INLINE lane_vec lane_set1(float x)
+{
+    return (lane_vec){x, x, x, x};
+}
 
 /* Without FMA instructions: two roundings. */
 LANE_INLINE lane_vec lane_fma(lane_vec a, lane_vec b, lane_vec c)

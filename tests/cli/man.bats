@@ -146,7 +146,7 @@ takes() { # key, value
         case $kind in
         numbers*) continue ;;
         bool*) kind='true|false' ;;
-        count* | size* | number*) kind= ;;
+        count* | size* | number* | time*) kind= ;;
         esac
         for value in ${kind//|/ }; do
             takes "$key" "$value" || wrong "does not take $value"

@@ -31,7 +31,7 @@ make_place() { # folder
     done
     cat >"$1/angel" <<'END'
 #!/bin/bash
-small=(model.layers=1 model.hidden=64 model.ffn=64 data.seq_len=64)
+small=(model.layers=2 model.hidden=64 model.ffn=64 data.seq_len=64)
 case " $* " in
 *' pretrain '*llama3-* | *' ckpt '* | *' help '*) small=() ;;
 esac

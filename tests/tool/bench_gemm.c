@@ -1,6 +1,6 @@
 /* Rates of the matrix products and of attention against the register peak measured in the
- * same run: f32, bf16 without tile registers, bf16 with them where there are any. usage: bench_gemm [threads [repetitions [part
- * of a shape's name]]] */
+ * same run: f32, f32 by AVX2, bf16 without tile registers, bf16 with them where there are
+ * any. usage: bench_gemm [threads [repetitions [part of a shape's name]]] */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -92,6 +92,7 @@ struct variant {
 
 static const struct variant variants[] = {
         {DT_F32, 0},
+        {DT_F32, ISA_AVX512},
         {DT_BF16, ISA_AMX_BF16},
         {DT_BF16, 0},
 };
@@ -138,7 +139,7 @@ static double product_seconds(const struct bench *b, const struct product *p, in
     l.scratch = pages(bytes);
     memset(l.scratch, 0, bytes);
     double start = now_s();
-    row->run(&(struct kernel_call){&l, b->pool});
+    row->run(&(struct kernel_call){.l = &l, .pool = b->pool});
     double s = now_s() - start;
     pages_unmap(l.scratch, bytes);
     return s;
@@ -215,7 +216,7 @@ static double attn_rate(const struct bench *b, const struct launch *l, double fl
     double secs[N_REPS_MAX];
     for (int r = -1; r < b->reps; r++) {
         double start = now_s();
-        row->run(&(struct kernel_call){&with, b->pool});
+        row->run(&(struct kernel_call){.l = &with, .pool = b->pool});
         if (r >= 0)
             secs[r] = now_s() - start;
     }
