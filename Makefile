@@ -157,7 +157,7 @@ FORMAT := $(SRC) $(HEADER) $(sort $(wildcard tests/*/*.c))
 # The tests that use threads, for the thread sanitizer, but the longest: t_run_killed,
 # t_run_damage and t_gold run what others here do.
 TSAN   := pool comm streams reader data gemm attn compare cpu kernel shard grad monitor \
-    equal layouts ckpt run_guard run_disk run_resume run_signals
+    equal layouts ranks ckpt run_guard run_disk run_resume run_signals
 
 # `T=...` picks: the unit tests t_<word>*, the bats files <word>.
 T      :=

@@ -11,7 +11,9 @@
 #include "cmd/load_config.h"
 #include "cmd/run.h"
 #include "cmd/signals.h"
+#include "core/hash.h"
 #include "core/log.h"
+#include "io/file.h"
 #include "parallel/comm_mpi.h"
 #include "parallel/comm_shm.h"
 
@@ -284,14 +286,29 @@ static enum status dry_run_ranks(const struct cmd_args *args,
     return ST_OK;
 }
 
+/* Version and build, and the bytes of the program: ranks of different ones do not talk. */
+static void build_text(struct str *out)
+{
+    struct str program = {0};
+    struct diag unused = {0};
+    uint64_t hash = 0;
+    if (file_read_all("/proc/self/exe", INT64_MAX, &program, &unused) == ST_OK)
+        hash = hash64(str_get(&program), program.n);
+    str_printf(out, "%s%016" PRIx64, cmd_build_text(), hash);
+    str_free(&program);
+}
+
 /* With the ranks of a launcher: the first one that fails tells the others. */
 static int launch_world(struct cmd_args *args, const struct run_hooks *hooks)
 {
-    struct comm_open_options o = {.build = cmd_build_text(), .deadline_s = START_S};
+    struct str build = {0};
+    build_text(&build);
+    struct comm_open_options o = {.build = str_get(&build), .deadline_s = START_S};
     struct comm_world *world = NULL;
     struct config config = {0};
     struct diag diag = {0};
     enum status st = comm_world_open(&o, &world, &diag);
+    str_free(&build);
     if (st != ST_OK)
         return cmd_fail(st, &diag);
     if (world->rank > 0)
