@@ -11,7 +11,7 @@
 
 static struct backend *backend_new(bool reference_only, uint32_t isa_mask)
 {
-    struct cpu_backend_options o = {2, reference_only, isa_mask};
+    struct cpu_backend_options o = {2, reference_only, isa_mask, NULL};
     struct backend *b;
     struct diag diag = {0};
     assert_int_equal(cpu_backend_create(&o, &b, &diag), ST_OK);
@@ -136,7 +136,7 @@ static void memory_is_zeroed_and_aligned(void **state)
 static void wrong_threads_are_refused(void **state)
 {
     (void)state;
-    struct cpu_backend_options o = {-1, false, CPU_ISA_ALL};
+    struct cpu_backend_options o = {-1, false, CPU_ISA_ALL, NULL};
     struct backend *b = NULL;
     struct diag diag = {0};
     assert_int_equal(cpu_backend_create(&o, &b, &diag), ST_CONFIG);
