@@ -165,9 +165,13 @@ static bool wait_for_ranks(struct crew *k)
 }
 
 /* A thread that never ends cannot be ended: the process leaves as it is. */
-NORETURN static void leave_now(const struct crew *k)
+NORETURN static void leave_now(struct crew *k)
 {
+    pthread_mutex_lock(&k->lock); /* nobody is done any more: kept until the end */
     int code = say_outcomes(k);
+    for (int i = 0; i < k->n; i++)
+        if (k->ranks[i].done)
+            pthread_join(k->ranks[i].thread, NULL);
     fflush(NULL);
     _exit(code);
 }

@@ -1,16 +1,18 @@
 #include "cmd/signals.h"
 
 #include <signal.h>
+#include <stdatomic.h>
 #include <string.h>
 #include <unistd.h>
 
 #include "core/status.h"
 
-static volatile sig_atomic_t stop_signal;
+/* Lock-free, so that a handler may write it while ranks on other threads read. */
+static atomic_int stop_signal;
 
 static void on_stop(int signal)
 {
-    if (stop_signal && signal == SIGINT) {
+    if (atomic_load(&stop_signal) && signal == SIGINT) {
         static const char text[] =
                 "\nangel: left at once on a second interrupt; the last "
                 "checkpoint is kept\n";
@@ -18,7 +20,7 @@ static void on_stop(int signal)
         (void)n; /* nothing can be done about it here */
         _exit(130);
     }
-    stop_signal = signal;
+    atomic_store(&stop_signal, signal);
 }
 
 /* What the parent had ignored (nohup, a shell's background job) stays ignored. */
@@ -43,5 +45,5 @@ void signals_install(void)
 
 int signals_stop_requested(void)
 {
-    return stop_signal;
+    return atomic_load(&stop_signal);
 }
