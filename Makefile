@@ -184,14 +184,16 @@ check-sanitize:
 
 check-build: all
 
-# The whole equality matrix: every layout of tests/lib/layouts.c.
+# The whole equality matrix: every layout of tests/lib/layouts.c as threads, twelve as
+# processes, and those over two hosts.
 check-layouts: $(B)/tests/unit/t_layouts $(B)/angel
 	@$(OPTIONS) $(RUN_UNDER_$(V)) $< all
 	@tests/tool/check-mpi.sh $(B)/angel
-
-# Two hosts, made of network namespaces, against one.
-check-hosts: $(B)/angel
 	@tests/tool/check-hosts.sh $(B)/angel
+
+# One layout over two hosts, made of network namespaces, against one host.
+check-hosts: $(B)/angel
+	@tests/tool/check-hosts.sh $(B)/angel quick
 
 # Two layouts as threads and under mpirun.
 check-mpi: $(B)/angel
@@ -299,6 +301,6 @@ help:
 FORCE:
 .PHONY: all FORCE check check-fast check-sanitize check-build check-layers check-style \
     check-format check-man check-headers check-unit check-cli check-alloc check-fuzz \
-    check-layouts check-mpi check-hosts check-asan check-tsan deps deps-check demo fuzz-seeds completion man-options install uninstall \
-    clean help
+    check-layouts check-mpi check-hosts check-asan check-tsan deps deps-check demo \
+    fuzz-seeds completion man-options install uninstall clean help
 .SECONDARY:

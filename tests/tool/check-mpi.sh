@@ -17,7 +17,7 @@ command -v jq >/dev/null || skip "there is no jq (apt-get install jq)"
 
 dir=$(mktemp -d)
 # Open MPI's shared memory in a folder of ours: what killed ranks leave is seen, and goes.
-shm=$(mktemp -d -p /dev/shm angel-check-XXXXXX 2>/dev/null || mktemp -d)
+shm=$(mktemp -d -p /dev/shm angel-check-$$-XXXXXX 2>/dev/null || mktemp -d)
 clean() {
     kill_all "$dir"
     rm -rf "$dir" "$shm"
@@ -27,7 +27,7 @@ as_root=()
 [ "$(id -u)" != 0 ] || as_root=(--allow-run-as-root)
 
 launch() { # RANKS ARGUMENTS...
-    timeout -k 5 "${TIMEOUT_S:-120}" "$mpirun" "${as_root[@]}" --oversubscribe \
+    TMPDIR=$dir timeout -k 5 "${TIMEOUT_S:-120}" "$mpirun" "${as_root[@]}" --oversubscribe \
         --mca btl_vader_backing_directory "$shm" -np "$1" \
         "$angel" pretrain "${@:2}" </dev/null
 }

@@ -148,3 +148,44 @@ END
     [[ $output == *'nested: bad: exit status 2'* ]]
     [ "$(grep -cE '^[0-9]+ passed, [0-9]+ failed' <<<"$output")" = 1 ]
 }
+
+# A program that computes as threads, and hangs as a rank of a launcher.
+hanging_program() {
+    cat >"$BATS_TEST_TMPDIR/hangs" <<END
+#!/bin/sh
+[ -z "\$OMPI_COMM_WORLD_RANK" ] || exec sleep 1000
+exec "${ANGEL:-$top/angel}" "\$@"
+END
+    chmod +x "$BATS_TEST_TMPDIR/hangs"
+}
+
+# What the process of a check made and has left, in one line; nothing where all is gone.
+left_by() { # process
+    ip netns list 2>/dev/null | grep -o "^angel-$1-[ab]" || true
+    ls -d "/etc/netns/angel-$1-"* "/dev/shm/angel-check-$1-"* 2>/dev/null || true
+    pgrep -f "checkpoint.dir=$TMPDIR" || true
+}
+
+@test "check-hosts leaves nothing behind when it fails, and when it is ended" {
+    command -v mpirun >/dev/null && [ "$(id -u)" = 0 ] &&
+        ip netns add "angel-probe-$$" 2>/dev/null || skip 'no hosts can be made here'
+    ip netns del "angel-probe-$$"
+    top=${tools%/tests/tool}
+    hanging_program
+    export TMPDIR=$BATS_TEST_TMPDIR/t TIMEOUT_S=2
+    mkdir "$TMPDIR"
+    unset CHECK_RESULTS
+    for end in alone TERM; do
+        "$tools/check-hosts.sh" "$BATS_TEST_TMPDIR/hangs" quick \
+            >"$BATS_TEST_TMPDIR/log" 2>&1 3>&- &
+        check=$!
+        [ "$end" = alone ] || { sleep 2 && kill -"$end" "$check"; }
+        code=0
+        wait "$check" || code=$?
+        cat "$BATS_TEST_TMPDIR/log"
+        echo "$end: $code, left: $(left_by "$check")"
+        [ "$code" != 0 ]
+        [ -z "$(left_by "$check")" ]
+        [ -z "$(ls -A "$TMPDIR")" ]
+    done
+}

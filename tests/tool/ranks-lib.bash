@@ -89,6 +89,13 @@ processes_of() { # FOLDER
         cut -d/ -f3 || true
 }
 
+ranks_of() { # FOLDER
+    local pid
+    for pid in $(processes_of "$1"); do
+        [ "$(readlink "/proc/$pid/exe")" != "$angel" ] || echo "$pid"
+    done
+}
+
 kill_all() { # FOLDER
     processes_of "$1" | xargs -r kill -9 2>/dev/null || true
 }
@@ -103,25 +110,34 @@ is_gone() { # FOLDER
 }
 
 # Lets a long run go wrong in its first steps: it must end within 10 s, not well, say the
-# rank's name in words that match, and leave no process.
+# rank's name in words that match, and leave no process. With LAUNCHER_STAYS=1 the ranks
+# alone must end, and the launcher is ended here.
 trouble() { # WHAT RANKS RANK ACT WORDS KEYS...: ACT gets the rank's process
-    local what=$1 n=$2 rank=$3 act=$4 words=$5 to=$dir/trouble job victim begin took code=0
+    local what=$1 n=$2 rank=$3 act=$4 words=$5 to=$dir/trouble job victim begin took
+    local code=0 wrong=
     shift 5
-    rm -rf "$to"
+    rm -rf "$to" "$dir/log"
     launch "$n" "${model[@]}" train.steps=1000000 checkpoint.every=0 \
         checkpoint.resume=never checkpoint.dir="$to" "$@" >"$dir/log" 2>&1 &
     job=$!
     for _ in $(seq 300); do
-        ! grep -q '^step 2/' "$dir/log" || break
+        ! grep -q '^step 2/' "$dir/log" 2>/dev/null || break
         kill -0 "$job" 2>/dev/null || break
         sleep 0.1
     done
     victim=$(process_of "$rank" "$to")
     begin=$EPOCHREALTIME
-    [ -z "$victim" ] || "$act" "$victim"
+    [ -n "$victim" ] && "$act" "$victim" || kill_all "$to"
+    if [ -n "${LAUNCHER_STAYS:-}" ]; then
+        for _ in $(seq 120); do
+            [ -n "$(ranks_of "$to")" ] || break
+            sleep 0.1
+        done
+        [ -z "$(ranks_of "$to")" ] || wrong+=' ranks are left'
+        kill_all "$to"
+    fi
     wait "$job" || code=$?
     took=$(awk -v a="$begin" -v b="$EPOCHREALTIME" 'BEGIN { printf "%.1f", b - a }')
-    local wrong=
     [ -n "$victim" ] || wrong+=' no such process'
     [ "$code" != 0 ] || wrong+=' it ended well'
     awk -v t="$took" 'BEGIN { exit !(t <= 10) }' || wrong+=' too late'
