@@ -454,8 +454,29 @@ static void emit_schedule(struct lowering *l, const struct chunk *chunks,
     }
 }
 
+/* With more micro-batches than stages, and not a multiple of them, the groups of an
+ * interleaved schedule differ in size, and stages whose sends wait to be taken can wait for
+ * each other. */
+static enum status check_interleaved(const struct lowering *l, struct diag *diag)
+{
+    uint32_t m = l->o->n_micro_batches, pp = (uint32_t)l->degree[MESH_PP];
+    if (l->o->layout.schedule != SCHEDULE_INTERLEAVED || m <= pp || m % pp == 0)
+        return ST_OK;
+    diag_set(
+            diag, ST_CONFIG,
+            "parallel.schedule interleaved: got %u micro-batches on %u stages, wanted at "
+            "most as many as stages, or a multiple of them",
+            m, pp);
+    diag_hint(diag,
+              "nearest that work: %u or %u micro-batches (train.global_batch, "
+              "train.micro_batch), or parallel.vpp=1",
+              m / pp * pp, (m / pp + 1) * pp);
+    return ST_CONFIG;
+}
+
 static enum status lower_train(struct lowering *l, struct diag *diag)
 {
+    TRY(check_interleaved(l, diag));
     struct schedule s;
     enum status st =
             schedule_build(l->o->layout.schedule, l->degree[MESH_PP], lower_chunks(l),

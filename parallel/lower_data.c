@@ -56,7 +56,7 @@ static void reduce_replicas(struct lowering *l, uint32_t unit, enum op_phase pha
         if (i < l->m->n_params && !mine)
             continue;
         const struct local_param *p = &l->local[i];
-        bool replica = mine && p->replicated && p->n_shards > 1;
+        bool replica = mine && p->replicated;
         if (begin >= 0 && (!replica || p->at != end)) {
             reduce_in_place(l, &u, begin, end - begin, GROUP_KV, phase,
                             LAYOUT_REPLICATED, LAYOUT_PARTIAL);

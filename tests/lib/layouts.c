@@ -103,7 +103,10 @@ static const char *const models[LAYOUT_MODELS][16] = {
         [LAYOUT_LLAMA] = {"model.vocab=131", "model.layers=6", "model.hidden=48",
                           "model.heads=12", "model.kv_heads=2", "model.ffn=96",
                           "model.qk_norm=head", "model.window=11",
-                          "model.window_every=2", "model.final_softcap=20", NULL}};
+                          "model.window_every=2", "model.final_softcap=20", NULL},
+        [LAYOUT_MQA] = {"model.vocab=131", "model.layers=6", "model.hidden=48",
+                        "model.heads=12", "model.kv_heads=1", "model.ffn=96",
+                        "model.bias=qkv", NULL}};
 
 int layout_world(const struct layout_case *c)
 {

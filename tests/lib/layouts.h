@@ -23,6 +23,7 @@ struct layout_case {
 enum {
     LAYOUT_GPT2,
     LAYOUT_LLAMA,
+    LAYOUT_MQA, /* one key/value head */
     LAYOUT_MODELS
 };
 

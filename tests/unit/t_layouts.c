@@ -23,7 +23,7 @@
 
 static bool all_layouts;
 
-static const char *const model_names[LAYOUT_MODELS] = {"gpt2", "llama"};
+static const char *const model_names[LAYOUT_MODELS] = {"gpt2", "llama", "mqa"};
 
 /* The worst distance of a parameter's gradient from the reference's. */
 static double grad_distance(const struct model *m, const float *got, const float *want)
@@ -154,6 +154,12 @@ static void test_llama(void **state)
     check_model(LAYOUT_LLAMA, DT_F32, true);
 }
 
+static void test_mqa(void **state)
+{
+    (void)state;
+    check_model(LAYOUT_MQA, DT_F32, true);
+}
+
 static void test_bf16(void **state)
 {
     (void)state;
@@ -269,9 +275,8 @@ int main(int argc, char **argv)
 {
     all_layouts = argc > 1 && strcmp(argv[1], "all") == 0;
     const struct CMUnitTest tests[] = {
-            cmocka_unit_test(test_gpt2),
-            cmocka_unit_test(test_llama),
-            cmocka_unit_test(test_bf16),
+            cmocka_unit_test(test_gpt2),     cmocka_unit_test(test_llama),
+            cmocka_unit_test(test_mqa),      cmocka_unit_test(test_bf16),
             cmocka_unit_test(test_comparer),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
