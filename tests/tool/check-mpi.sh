@@ -128,6 +128,11 @@ check "another seed differs in:$difference" \
     "$(holds [ "$difference" = ' losses checkpoints' ])"
 distance=$(loss_distance "$dir/threads" "$dir/other" 3)
 check "and is not near: loss $distance" "$(awk -v d="$distance" 'BEGIN { print !(d > 1e-4) }')"
+train threads "$dir/other" 2 parallel.tp=2 data.shuffle=false \
+    --allow-change data.shuffle checkpoint.resume="$dir/threads/step-000000000003"
+distance=$(loss_distance "$dir/other" "$dir/threads" 3)
+check "resumed with other samples is not near: loss $distance" \
+    "$(awk -v d="$distance" 'BEGIN { print !(d > 1e-4) }')"
 : >"$dir/other/metrics.jsonl"
 compare "$dir/other" "$dir/other"
 check "runs without metrics are not equal:$difference" \

@@ -40,7 +40,7 @@ holds() {
 # A small model whose vocabulary no degree divides, on the sources of this program.
 model=('model={vocab: 257, layers: 4, hidden: 32, heads: 4, kv_heads: 2, ffn: 64}'
     data.train=core/ data.seq_len=32 train.global_batch=8 train.micro_batch=1
-    train.threads=1 log.every=1)
+    train.threads=1 train.optimizer.lr=3e-3 train.schedule.warmup=1 log.every=1)
 five=("${model[@]}" train.steps=5 checkpoint.every=3 checkpoint.resume=never)
 
 # What a run computed: step, loss and norm of each step after one, all their digits.
