@@ -202,6 +202,8 @@ enum status run_ranks_groups(struct run *r, struct diag *diag)
     struct run_ranks *k = &r->ranks;
     struct arena a = {0};
     enum status st = ST_OK;
+    if (k->world)
+        k->world->any_order = r->config->parallel.reductions == REDUCTIONS_FAST;
     for (int g = 0; g < GROUP_COUNT && st == ST_OK && !alone(r); g++) {
         struct mesh_group group;
         char name[96];

@@ -167,6 +167,10 @@ static void add_layout(const struct run *r, struct str *out)
         str_printf(out, "%s%d %s groups of %d", i ? ", " : "", groups[i].n,
                    groups[i].name, groups[i].of);
     str_addc(out, '\n');
+    if (r->config->parallel.reductions == REDUCTIONS_FAST)
+        str_add(out,
+                "reductions  fast: across hosts MPI adds in its own order; the bits "
+                "depend on it\n");
 }
 
 void run_print_banner(const struct run *r)

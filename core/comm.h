@@ -6,7 +6,8 @@
  *
  * The members of a group are in logical order. Sums add in that order, in f32 for f32 and
  * bf16 (rounded to bf16 once, at the end), in f64 for f64, so that they are equal bit for
- * bit on every member, in every run and under every implementation.
+ * bit on every member, in every run and under every implementation; but for groups that
+ * were opened with `any_order`.
  *
  * All calls block until the caller's buffers are done with. One thread at a time may use
  * a group, but for send and recv, where one thread may send while another receives.
@@ -95,6 +96,8 @@ struct comm_world {
     int rank;
     int size;
     double deadline_s; /* of one wait; may be changed between calls; 0: none */
+    bool any_order; /* groups opened from now on may add in another order, where that is
+                       faster: those across hosts */
 };
 
 #endif

@@ -42,7 +42,7 @@ static const struct opt_choice pipeline_choices[] = {
 static const struct opt_choice tp_comm_choices[] = {
         {"fp32", NULL}, {"bf16", NULL}, {0}};
 static const struct opt_choice reductions_choices[] = {
-        {"ordered", NULL}, {"fast", "unordered reductions are not in this build"}, {0}};
+        {"ordered", NULL}, {"fast", NULL}, {0}};
 static const struct opt_choice activations_choices[] = {
         {"keep", NULL},
         {"selective", NULL},

@@ -178,7 +178,8 @@ enum tp_comm {
     TP_COMM_BF16
 };
 enum reductions {
-    REDUCTIONS_ORDERED
+    REDUCTIONS_ORDERED,
+    REDUCTIONS_FAST
 };
 
 /* What is open here (0 of a degree, -1 of zero, "" of a text) is settled when the ranks are

@@ -42,6 +42,12 @@ const char *call_print(const struct call *c, char *text)
     return text;
 }
 
+void call_name_ranks(const int *rank, int n, struct str *out)
+{
+    for (int i = 0; i < n; i++)
+        str_printf(out, i ? ", %d" : (n > 1 ? "ranks %d" : "rank %d"), rank[i]);
+}
+
 bool call_matches(const struct call *a, const struct call *b)
 {
     bool same_n = a->n == b->n || a->kind == CALL_ALL_TO_ALL;

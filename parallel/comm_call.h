@@ -4,6 +4,7 @@
 #define PARALLEL_COMM_CALL_H
 
 #include "core/comm.h"
+#include "core/str.h"
 
 enum call_kind {
     CALL_NONE,
@@ -36,6 +37,10 @@ struct call {
 
 /* "all-reduce (sum) of 1024 f32" into text[CALL_TEXT_BYTES]; returns text. */
 const char *call_print(const struct call *c, char *text);
+
+/* "rank 5", "ranks 1, 5": appends the ranks that a message names, at most so many. */
+#define CALL_RANKS_NAMED 16
+void call_name_ranks(const int *rank, int n, struct str *out);
 
 /* Whether two members' calls belong together: the same kind and arguments, but for the
  * elements of an all-to-all, which differ by member. */

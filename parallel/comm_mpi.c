@@ -74,6 +74,58 @@ enum status mpi_start_recv(struct mpi_world *w, void *buf, int64_t bytes, int fr
     return code ? broken(w, code, "receive", diag) : ST_OK;
 }
 
+static void *mpi_type(struct mpi_world *w, enum dtype dtype)
+{
+    return dtype == DT_F32 ? w->lib.float32
+                           : (dtype == DT_F64 ? w->lib.float64 : w->lib.int32);
+}
+
+bool mpi_can_sum(enum dtype dtype)
+{
+    return dtype == DT_F32 || dtype == DT_F64 || dtype == DT_I32;
+}
+
+enum status mpi_start_sum(struct mpi_world *w, const struct mpi_sum *s,
+                          struct mpi_transfer *t, struct diag *diag)
+{
+    void *type = mpi_type(w, s->dtype);
+    t->rank = MPI_ALL_MEMBERS;
+    pthread_mutex_lock(&w->lock);
+    int code = s->pieces ? w->lib.Ireduce_scatter(s->src, s->dst, s->pieces, type,
+                                                  w->lib.sum, s->comm, &t->request)
+                         : w->lib.Iallreduce(s->src, s->dst, s->n, type, w->lib.sum,
+                                             s->comm, &t->request);
+    pthread_mutex_unlock(&w->lock);
+    return code ? broken(w, code, "add", diag) : ST_OK;
+}
+
+enum status mpi_open_library_group(struct mpi_world *w, const int *ranks, int n,
+                                   int tag, void **comm, struct diag *diag)
+{
+    void *all = NULL, *some = NULL;
+    pthread_mutex_lock(&w->lock);
+    int code = w->lib.Comm_group(w->comm, &all);
+    if (!code)
+        code = w->lib.Group_incl(all, n, ranks, &some);
+    if (!code)
+        code = w->lib.Comm_create_group(w->comm, some, tag, comm);
+    if (!code)
+        code = w->lib.Comm_set_errhandler(*comm, w->lib.errors_return);
+    if (all)
+        (void)w->lib.Group_free(&all);
+    if (some)
+        (void)w->lib.Group_free(&some);
+    pthread_mutex_unlock(&w->lock);
+    return code ? broken(w, code, "open a group", diag) : ST_OK;
+}
+
+void mpi_close_library_group(struct mpi_world *w, void **comm)
+{
+    pthread_mutex_lock(&w->lock);
+    (void)w->lib.Comm_free(comm);
+    pthread_mutex_unlock(&w->lock);
+}
+
 /* Sends the reason to all ranks of other hosts: once, by the rank that stopped first on
  * this host. */
 static void tell_hosts(void *arg)
@@ -135,21 +187,32 @@ static int test_all(struct mpi_world *w, struct mpi_transfer *t, int n, int *cod
     return *code ? -1 : left;
 }
 
+/* "rank 5", "ranks 1, 5": whose transfers are not done. */
+static void print_missing(struct mpi_world *w, const struct mpi_transfer *t, int n,
+                          struct str *out)
+{
+    int late[CALL_RANKS_NAMED], n_late = 0;
+    for (int i = 0; i < n && n_late < CALL_RANKS_NAMED; i++) {
+        bool named = t[i].request == w->lib.request_null;
+        for (int k = 0; k < n_late && !named; k++)
+            named = late[k] == t[i].rank;
+        if (!named)
+            late[n_late++] = t[i].rank;
+    }
+    if (n_late == 1 && late[0] == MPI_ALL_MEMBERS)
+        str_add(out, "another member");
+    else
+        call_name_ranks(late, n_late, out);
+}
+
 static enum status end_wait(struct mpi_world *w, struct mpi_transfer *t, int n,
                             const char *what, const char *where, const char *reason,
                             struct diag *diag)
 {
     struct region *r = host_region(w);
     struct str missing = {0};
-    int n_named = 0;
-    for (int i = 0; i < n && n_named < 16; i++) {
-        bool named = t[i].request == w->lib.request_null;
-        for (int k = 0; k < i && !named; k++)
-            named = t[k].rank == t[i].rank && t[k].request != w->lib.request_null;
-        if (!named)
-            str_printf(&missing, n_named++ ? ", %d" : "rank %d", t[i].rank);
-    }
     char why[STOP_TEXT_BYTES + 64];
+    print_missing(w, t, n, &missing);
     if (region_is_stopped(r)) {
         region_stop_reason(r, why, sizeof(why));
         diag_set(diag, ST_STOPPED, "%s in %s (rank %d) ended, waiting for %s: %s", what,

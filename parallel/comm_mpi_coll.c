@@ -8,7 +8,9 @@
  * that sums it, in the members' order, and gathers the sums.
  *
  * A gathered piece crosses to each other host once: to one of its members, who passes it
- * on there. */
+ * on there.
+ *
+ * In a group of any order the library adds what does not fit into headers. */
 #include <stdio.h>
 #include <string.h>
 
@@ -46,6 +48,7 @@ struct mpi_comm {
     struct mpi_world *world;
     struct comm *host; /* the members on this host, or NULL when there is no other */
     int tag;           /* of collectives; of messages the next */
+    void *library; /* the library's communicator of the members; NULL: sums in order */
     int n_host;
     int *rank;        /* [n] world ranks */
     int *host_index;  /* [n] in `host`, -1 for members elsewhere */
@@ -66,6 +69,7 @@ struct mpi_comm {
     struct mpi_transfer *transfer; /* [2n] */
     int64_t *host_out, *host_in;   /* [n_host] */
     int64_t *offset;               /* [n + 1] */
+    int *elems;                    /* [n] */
 };
 
 /* ---- rounds ---- */
@@ -264,6 +268,64 @@ static enum status gather_round(struct mpi_comm *c, const char *what,
     return ST_OK;
 }
 
+/* ---- sums of the library ---- */
+
+static bool adds_in_library(const struct mpi_comm *c, const struct job *j)
+{
+    return c->library && j->call.how == COMM_SUM &&
+           mpi_can_sum((enum dtype)j->call.dtype);
+}
+
+/* From stage_out into stage_in. */
+static enum status library_sum(struct mpi_comm *c, const struct job *j, int64_t n,
+                               const int *pieces, struct diag *diag)
+{
+    struct mpi_sum sum = {.comm = c->library,
+                          .src = c->stage_out,
+                          .dst = c->stage_in,
+                          .n = (int)n,
+                          .pieces = pieces,
+                          .dtype = (enum dtype)j->call.dtype};
+    TRY(mpi_start_sum(c->world, &sum, c->transfer, diag));
+    return mpi_wait(c->world, c->transfer, 1, j->what, c->base.name, diag);
+}
+
+static enum status library_all_reduce(struct mpi_comm *c, const struct job *j,
+                                      struct diag *diag)
+{
+    int64_t es = (int64_t)j->elem_bytes, window = c->piece_bytes * c->base.size / es;
+    for (int64_t at = 0; at < j->call.n; at += window) {
+        int64_t n = MIN(window, j->call.n - at);
+        char *buf = (char *)j->dst + at * es;
+        memcpy(c->stage_out, buf, (size_t)(n * es));
+        TRY(library_sum(c, j, n, NULL, diag));
+        memcpy(buf, c->stage_in, (size_t)(n * es));
+    }
+    return ST_OK;
+}
+
+static enum status library_reduce_scatter(struct mpi_comm *c, const struct job *j,
+                                          int64_t most, struct diag *diag)
+{
+    int64_t es = (int64_t)j->elem_bytes;
+    for (int64_t at = 0; at < most; at += c->piece_bytes) {
+        char *to = c->stage_out;
+        for (int i = 0; i < c->base.size; i++) {
+            int64_t bytes = part_of(j->recv_count[i] * es, at, c->piece_bytes);
+            c->elems[i] = (int)(bytes / es);
+            if (bytes)
+                memcpy(to, (const char *)j->src + c->offset[i] * es + at,
+                       (size_t)bytes);
+            to += bytes;
+        }
+        int own = c->elems[c->base.rank];
+        TRY(library_sum(c, j, 0, c->elems, diag));
+        if (own)
+            memcpy((char *)j->dst + at, c->stage_in, (size_t)(own * es));
+    }
+    return ST_OK;
+}
+
 /* ---- the calls ---- */
 
 static void reduce_into(struct mpi_comm *c, const struct job *j, void *dst, int64_t n)
@@ -315,6 +377,8 @@ static enum status mpi_all_reduce(struct comm *base, void *buf, int64_t n,
             reduce_into(c, &j, buf, n);
         return ST_OK;
     }
+    if (adds_in_library(c, &j))
+        return library_all_reduce(c, &j, diag);
     int64_t es = (int64_t)j.elem_bytes;
     int64_t window = (c->piece_bytes / es - 2) * base->size;
     for (int64_t at = 0; at < n; at += window)
@@ -381,6 +445,8 @@ static enum status mpi_reduce_scatter(struct comm *base, const void *src, void *
             reduce_into(c, &j, dst, count[me]);
         return ST_OK;
     }
+    if (adds_in_library(c, &j))
+        return library_reduce_scatter(c, &j, most, diag);
     for (int64_t at = 0; at < most; at += c->piece_bytes) {
         int64_t own = part_of(count[me] * es, at, c->piece_bytes);
         for (int i = 0; i < base->size; i++) {
@@ -547,8 +613,11 @@ static void mpi_close(struct comm *base)
     if (c->host)
         c->host->ops->close(c->host);
     /* MPI may still work on what was under way when the world stopped. */
-    if (c->pool && !region_is_stopped(comm_shm_region(c->world->host)))
+    bool stopped = region_is_stopped(comm_shm_region(c->world->host));
+    if (c->pool && !stopped)
         w->ops->release(w, c->pool, c->pool_bytes);
+    if (c->library && !stopped)
+        mpi_close_library_group(c->world, &c->library);
     arena_release(&c->arena);
     mem_free(c);
 }
@@ -586,6 +655,7 @@ static struct mpi_comm *make(struct mpi_world *w, const int *members, int n,
     c->host_out = arena_array(a, int64_t, n);
     c->host_in = arena_array(a, int64_t, n);
     c->offset = arena_array(a, int64_t, n + 1);
+    c->elems = arena_array(a, int, n);
     for (int i = 0; i < n; i++) {
         c->rank[i] = members[i];
         c->host_index[i] = -1;
@@ -680,6 +750,16 @@ static enum status invite(struct mpi_comm *c, struct invitation *own, struct dia
     return mpi_wait(w, c->transfer, n - 1, what, c->base.name, diag);
 }
 
+/* The library's call has no deadline: all members meet first. */
+static enum status open_library(struct mpi_comm *c, struct diag *diag)
+{
+    if (!c->world->base.any_order)
+        return ST_OK;
+    TRY(mpi_barrier(&c->base, diag));
+    return mpi_open_library_group(c->world, c->rank, c->base.size, c->tag, &c->library,
+                                  diag);
+}
+
 enum status mpi_group_open(struct mpi_world *w, const int *members, int n,
                            const char *name, struct comm **out, struct diag *diag)
 {
@@ -694,6 +774,8 @@ enum status mpi_group_open(struct mpi_world *w, const int *members, int n,
         st = invite(c, &own, diag);
     if (st == ST_OK && c->n_host > 1)
         st = w->host->ops->group(w->host, place, c->n_host, name, &c->host, diag);
+    if (st == ST_OK)
+        st = open_library(c, diag);
     if (st != ST_OK) {
         mpi_close(&c->base);
         return st;

@@ -40,6 +40,15 @@ struct mpi_status {
               void **request))                                                         \
     F(Irecv,                                                                           \
       (void *buf, int n, void *type, int from, int tag, void *comm, void **request))   \
+    F(Comm_group, (void *comm, void **group))                                          \
+    F(Group_incl, (void *group, int n, const int *ranks, void **out))                  \
+    F(Group_free, (void **group))                                                      \
+    F(Comm_create_group, (void *comm, void *group, int tag, void **out))               \
+    F(Comm_free, (void **comm))                                                        \
+    F(Iallreduce, (const void *src, void *dst, int n, void *type, void *op,            \
+                   void *comm, void **request))                                        \
+    F(Ireduce_scatter, (const void *src, void *dst, const int *n, void *type,          \
+                        void *op, void *comm, void **request))                         \
     F(Test, (void **request, int *flag, struct mpi_status *status))                    \
     F(Cancel, (void **request))
 
@@ -47,6 +56,10 @@ struct mpi_status {
 #define MPI_OBJECTS(O)                                                                 \
     O(world, "ompi_mpi_comm_world")                                                    \
     O(byte, "ompi_mpi_byte")                                                           \
+    O(float32, "ompi_mpi_float")                                                       \
+    O(float64, "ompi_mpi_double")                                                      \
+    O(int32, "ompi_mpi_int32_t")                                                       \
+    O(sum, "ompi_mpi_op_sum")                                                          \
     O(request_null, "ompi_request_null")                                               \
     O(info_null, "ompi_mpi_info_null")                                                 \
     O(errors_return, "ompi_mpi_errors_return")
@@ -93,7 +106,10 @@ enum {
     TAG_FIRST_GROUP,
 };
 
-/* Bytes that travel between two ranks: the request and the other's rank. */
+/* Bytes that travel between two ranks: the request and the other's rank; of a collective
+ * of the library, which does not tell whom it waits for, MPI_ALL_MEMBERS. */
+#define MPI_ALL_MEMBERS (-1)
+
 struct mpi_transfer {
     void *request;
     int rank;
@@ -103,6 +119,26 @@ enum status mpi_start_send(struct mpi_world *w, const void *buf, int64_t bytes, 
                            int tag, struct mpi_transfer *t, struct diag *diag);
 enum status mpi_start_recv(struct mpi_world *w, void *buf, int64_t bytes, int from,
                            int tag, struct mpi_transfer *t, struct diag *diag);
+
+/* The sum of n[size] elements of the members of the library's communicator, in whatever
+ * order it likes: to all of them; or, n[i] elements one behind the other, to member i. */
+struct mpi_sum {
+    void *comm;
+    const void *src;
+    void *dst; /* apart from src */
+    int n;
+    const int *pieces; /* [size] instead of n, or NULL */
+    enum dtype dtype;  /* as mpi_can_sum */
+};
+bool mpi_can_sum(enum dtype dtype);
+enum status mpi_start_sum(struct mpi_world *w, const struct mpi_sum *s,
+                          struct mpi_transfer *t, struct diag *diag);
+
+/* A communicator of the library for these ranks, all of which call it at this moment:
+ * there is no deadline. */
+enum status mpi_open_library_group(struct mpi_world *w, const int *ranks, int n,
+                                   int tag, void **comm, struct diag *diag);
+void mpi_close_library_group(struct mpi_world *w, void **comm);
 
 /* Waits for transfers, sleeping between looks. in: what and where, for messages ("all-reduce
  * of ...", "data group 3"). errors: ST_STOPPED, having given up for the world. */

@@ -215,13 +215,13 @@ enum status shm_enter(struct shm_comm *c, const struct call *call, struct diag *
 /* "rank 5", "ranks 1, 5": the peer, or the members that are not at the meeting. */
 static void print_missing(struct shm_comm *c, int peer, struct str *out)
 {
-    int n = 0;
-    for (int i = 0; i < c->base.size && n < 16; i++) {
+    int late[CALL_RANKS_NAMED], n = 0;
+    for (int i = 0; i < c->base.size && n < CALL_RANKS_NAMED; i++) {
         bool there = region_reached(atomic_load(&shm_member(c, i)->arrived), c->round);
-        if (peer >= 0 ? i != peer : there)
-            continue;
-        str_printf(out, n++ ? ", %d" : "rank %d", shm_world_rank(c, i));
+        if (peer >= 0 ? i == peer : !there)
+            late[n++] = shm_world_rank(c, i);
     }
+    call_name_ranks(late, n, out);
 }
 
 /* Threads share their memory: it may go only when nobody works on it. */

@@ -214,7 +214,7 @@ _angel_values() {
     parallel.schedule) echo 'auto 1f1b interleaved zb' ;;
     parallel.layers_per_stage) echo 'auto' ;;
     parallel.tp_comm) echo 'fp32 bf16' ;;
-    parallel.reductions) echo 'ordered' ;;
+    parallel.reductions) echo 'ordered fast' ;;
     parallel.order) echo 'auto' ;;
     parallel.deadline_s) echo 'auto' ;;
     memory) echo '@yaml' ;;

@@ -13,7 +13,8 @@ enum suite_memory {
 
 /* Runs everything on groups of all ranks, in both orders, of some and of pairs. in:
  * largest, the elements of the longest buffers. Returns a hash of every result of this
- * rank, equal under every implementation. */
+ * rank, equal under every implementation; of a world of any order sums are compared with
+ * the limits of rounding, and hashed as they are in order. */
 uint64_t comm_suite(struct comm_world *w, enum suite_memory memory, int64_t largest);
 
 /* Runs fn(world[i], i, arg) on a thread of its own for each of n ranks and closes the

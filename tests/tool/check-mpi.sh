@@ -54,6 +54,7 @@ layouts=(
     "2 fp32 parallel.pp=2 parallel.schedule=zb"
     "2 bf16 parallel.pp=2 parallel.vpp=2 parallel.schedule=interleaved"
     "3 fp32 parallel.pp=3 parallel.layers_per_stage=1,2,1"
+    "4 fp32 parallel.tp=2 parallel.dp=2 parallel.reductions=fast"
     "4 fp32 parallel.dp=4 parallel.zero=2"
     "2 bf16 parallel.dp=2 parallel.zero=3"
     "2 fp32 parallel.dp=2 parallel.zero=3 parallel.zero_accumulate=sharded"

@@ -252,7 +252,6 @@ static void test_not_yet(void **state)
             "parallel: {cp_kind: ring}\n",
             "parallel: {grad_comm: int8}\n",
             "parallel: {param_comm: int8}\n",
-            "parallel: {reductions: fast}\n",
             "device: cuda\n",
             "memory: {activations: offload}\n",
             "memory: {disk: /x}\n",

@@ -19,6 +19,7 @@
 #include <unistd.h>
 
 #include "core/arena.h"
+#include "core/hash.h"
 #include "parallel/comm_mpi.h"
 #include "tests/lib/comm_suite.h"
 #include "tests/lib/run_child.h"
@@ -79,6 +80,44 @@ static int do_suite(struct comm_world *w)
     return 0;
 }
 
+static int do_fast(struct comm_world *w)
+{
+    w->any_order = true;
+    return do_suite(w);
+}
+
+/* The library's sums of four members differ from those in order: they are used. Times are
+ * of the second call, when connections are there. */
+static int do_differ(struct comm_world *w)
+{
+    struct diag diag = {0};
+    int64_t n = 300000;
+    float *x = mem_alloc((size_t)n * sizeof(float));
+    uint64_t hash[2];
+    for (int fast = 0; fast < 2; fast++) {
+        w->any_order = fast;
+        struct comm *c = open_all(w, "group");
+        double begin = 0;
+        for (int round = 0; round < 2; round++) {
+            for (int64_t i = 0; i < n; i++)
+                x[i] = 1.0F / (float)(1 + i % 977 + 31 * w->rank);
+            begin = now_s();
+            SUITE_CHECK(c->ops->all_reduce(c, x, n, DT_F32, COMM_SUM, &diag) == ST_OK,
+                        &diag);
+        }
+        char text[64];
+        snprintf(text, sizeof(text), "%s: %.1f ms", fast ? "fast" : "ordered",
+                 1e3 * (now_s() - begin));
+        say(w->rank, text);
+        hash[fast] = hash64(x, (size_t)n * sizeof(float));
+        c->ops->close(c);
+    }
+    mem_free(x);
+    say(w->rank, hash[0] != hash[1] ? "other bits" : "equal bits");
+    w->ops->close(w);
+    return 0;
+}
+
 static int do_late(struct comm_world *w)
 {
     struct diag diag = {0};
@@ -89,6 +128,25 @@ static int do_late(struct comm_world *w)
         pause_s(3);
     SUITE_CHECK(c->ops->all_reduce(c, &x, 1, DT_F32, COMM_SUM, &diag) == ST_STOPPED,
                 &diag);
+    return end_stopped(w, c, &diag);
+}
+
+/* A member that is late for a sum of the library. */
+static int do_late_fast(struct comm_world *w)
+{
+    struct diag diag = {0};
+    w->any_order = true;
+    struct comm *c = open_all(w, "data group 2");
+    float *x = mem_alloc(4 << 20);
+    enum status st;
+    do {
+        st = c->ops->all_reduce(c, x, 1 << 20, DT_F32, COMM_SUM, &diag);
+        w->deadline_s = 1;
+        if (w->rank == 1 && st == ST_OK)
+            pause_s(3);
+    } while (st == ST_OK);
+    mem_free(x);
+    SUITE_CHECK(st == ST_STOPPED, &diag);
     return end_stopped(w, c, &diag);
 }
 
@@ -223,9 +281,10 @@ static const struct {
     const char *name;
     int (*run)(struct comm_world *w);
 } parts[] = {
-        {"suite", do_suite},       {"late", do_late},       {"give-up", do_give_up},
-        {"mismatch", do_mismatch}, {"message", do_message}, {"die", do_die},
-        {"programs", do_suite},    {"lanes", do_lanes},
+        {"suite", do_suite},       {"late", do_late},           {"give-up", do_give_up},
+        {"mismatch", do_mismatch}, {"message", do_message},     {"die", do_die},
+        {"programs", do_suite},    {"lanes", do_lanes},         {"fast", do_fast},
+        {"differ", do_differ},     {"late-fast", do_late_fast},
 };
 
 /* usage: t_mpi PART RANKS-PER-HOST */
@@ -308,10 +367,9 @@ static void suite_of_thread(struct comm_world *w, int rank, void *arg)
 /* Ranks, and how many of them count as a host. */
 static const int hosts[][2] = {{2, 0}, {2, 1}, {4, 2}, {3, 1}, {5, 3}};
 
-static void launched_ranks_equal_threads(void **state)
+/* Runs the suite as `part`, and compares every rank's hash with that of threads. */
+static void compare_suites(const char *part)
 {
-    (void)state;
-    need_mpirun();
     struct tmp t;
     tmp_create(&t);
     for (size_t i = 0; i < ARRAY_LEN(hosts); i++) {
@@ -320,8 +378,9 @@ static void launched_ranks_equal_threads(void **state)
         int n = hosts[i][0];
         comm_on_threads(n, suite_of_thread, hash);
         double begin = now_s();
-        int code = launch(&t, "suite", n, hosts[i][1], &text);
-        printf("%d ranks, %d a host: %.1f s\n", n, hosts[i][1], now_s() - begin);
+        int code = launch(&t, part, n, hosts[i][1], &text);
+        printf("%s of %d ranks, %d a host: %.1f s\n", part, n, hosts[i][1],
+               now_s() - begin);
         if (code != 0)
             fail_msg("exit status %d:\n%s", code, text);
         for (int r = 0; r < n; r++) {
@@ -329,6 +388,32 @@ static void launched_ranks_equal_threads(void **state)
             snprintf(line, sizeof(line), "[%d] hash %016" PRIx64 "\n", r, hash[r]);
             expect_words(text, line);
         }
+    }
+    tmp_remove(&t);
+}
+
+static void launched_ranks_equal_threads(void **state)
+{
+    (void)state;
+    need_mpirun();
+    compare_suites("suite");
+}
+
+/* The library adds across hosts, nobody else: on one host the bits are those in order. */
+static void sums_of_the_library_are_near(void **state)
+{
+    (void)state;
+    need_mpirun();
+    compare_suites("fast");
+    struct tmp t;
+    tmp_create(&t);
+    for (int per_host = 0; per_host <= 1; per_host++) {
+        const char *text;
+        int code = launch(&t, "differ", 4, per_host, &text);
+        if (code != 0)
+            fail_msg("exit status %d:\n%s", code, text);
+        expect_words(text, per_host ? "] other bits" : "] equal bits");
+        printf("%d a host:\n%s", per_host, text);
     }
     tmp_remove(&t);
 }
@@ -358,6 +443,9 @@ static const struct ending {
          3,
          {"all-reduce (sum) of 1 f32 in data group 2",
           "rank 1 did not arrive within 1 s", "[0] "}},
+        {"late-fast",
+         3,
+         {"in data group 2", "rank 1 did not arrive within 1 s", "[2] "}},
         {"give-up", 3, {"rank 1 gave up: the disk is full", "[0] ", "[2] "}},
         {"mismatch",
          2,
@@ -504,6 +592,7 @@ int main(int argc, char **argv)
             cmocka_unit_test(a_missing_library_is_told),
             cmocka_unit_test(another_mpi_is_told),
             cmocka_unit_test(launched_ranks_equal_threads),
+            cmocka_unit_test(sums_of_the_library_are_near),
             cmocka_unit_test(threads_of_a_rank_use_their_groups),
             cmocka_unit_test(waits_end_with_a_reason),
             cmocka_unit_test(a_killed_rank_ends_the_job),
