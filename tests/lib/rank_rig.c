@@ -12,6 +12,7 @@
 #include "core/arena.h"
 #include "core/exec.h"
 #include "core/hyper.h"
+#include "core/rng.h"
 #include "core/verify.h"
 #include "kernels/cpu/cpu_backend.h"
 #include "memory/pack.h"
@@ -161,16 +162,30 @@ static void init_params(struct rank *r)
     mem_free(all);
 }
 
+/* 0 to n - 1, in an order of its own for every seed but 0. */
+static void permute(uint64_t seed, uint32_t *order, uint32_t n)
+{
+    for (uint32_t i = 0; i < n; i++) {
+        uint32_t k = seed ? (uint32_t)(rng_u64(seed, 2, i) % (i + 1)) : i;
+        order[i] = order[k];
+        order[k] = i;
+    }
+}
+
 /* The rank's sequences of the global batch of a step. Returns its trained tokens; the
  * scale of the loss is of all. */
 static int64_t write_batch(struct rank *r, int step)
 {
     static const int64_t len = LAYOUT_SEQ_LEN;
     int32_t b[4][LAYOUT_SEQUENCES * LAYOUT_SEQ_LEN];
-    int64_t trained = rig_random_batch((uint64_t)step + 100, LAYOUT_SEQUENCES, len,
+    int batch = r->o->batches ? step % r->o->batches : step;
+    int64_t trained = rig_random_batch((uint64_t)batch + 100, LAYOUT_SEQUENCES, len,
                                        r->m->config.vocab, b[0], b[1], b[2], b[3]);
-    int64_t at = (int64_t)r->lo.layout.coord[MESH_DP] * LAYOUT_SEQUENCES / r->c->dp;
-    for (uint32_t mb = 0; mb < r->lo.n_micro_batches; mb++, at += r->c->micro_batch) {
+    int64_t first = (int64_t)r->lo.layout.coord[MESH_DP] * LAYOUT_SEQUENCES / r->c->dp;
+    uint32_t order[LAYOUT_SEQUENCES];
+    permute(r->o->permutation, order, r->lo.n_micro_batches);
+    for (uint32_t mb = 0; mb < r->lo.n_micro_batches; mb++) {
+        int64_t at = first + (int64_t)order[mb] * r->c->micro_batch;
         const uint32_t to[4] = {r->low.tokens, r->low.labels, r->low.positions,
                                 r->low.doc_start};
         for (int i = 0; i < 4; i++)
@@ -198,7 +213,8 @@ static void write_hyper(struct rank *r, int t, int64_t trained)
 
 static enum status run_steps(struct rank *r)
 {
-    for (int step = 0; step < RANK_RIG_STEPS; step++) {
+    int n = r->o->steps ? r->o->steps : RANK_RIG_STEPS;
+    for (int step = 0; step < n; step++) {
         int64_t trained = write_batch(r, step);
         write_hyper(r, step + 1, trained);
         TRY(exec_run(r->exec, CALL_STEP, &r->diag));

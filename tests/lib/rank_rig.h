@@ -6,12 +6,13 @@
 #include "core/comm.h"
 #include "tests/lib/layouts.h"
 
-#define RANK_RIG_STEPS 5
+#define RANK_RIG_STEPS     5
+#define RANK_RIG_STEPS_MAX 50
 
 /* What a run computed. Owns its arrays; outcome_free releases them. */
 struct outcome {
-    double loss[RANK_RIG_STEPS]; /* mean of the global batch */
-    double norm[RANK_RIG_STEPS];
+    double loss[RANK_RIG_STEPS_MAX]; /* mean of the global batch */
+    double norm[RANK_RIG_STEPS_MAX];
     float *grads
             [2]; /* after the first and the last step, all parameters in table order */
     float *masters; /* after the last step */
@@ -27,14 +28,17 @@ bool outcome_equal(const struct outcome *a, const struct outcome *b);
 /* Options of a run beside the layout. */
 struct rank_rig_options {
     enum dtype compute;
-    bool check; /* guard bands and fill patterns (core/exec.h) */
+    bool check;           /* guard bands and fill patterns (core/exec.h) */
+    int steps;            /* 0: RANK_RIG_STEPS */
+    int batches;          /* after which the data begin again; 0: never */
+    uint64_t permutation; /* of each rank's micro-batches; 0: in their order */
     /* What a fault is planted into: called for each rank's program before it is packed.
      * NULL: nothing. */
     void (*spoil)(struct lowered *l, int rank, void *arg);
     void *arg;
 };
 
-/* Trains RANK_RIG_STEPS steps. Fails the test on any error. */
+/* Trains the steps. Fails the test on any error. */
 void rank_rig_run(const struct layout_case *c, const struct model *m,
                   const struct rank_rig_options *o, struct outcome *out);
 

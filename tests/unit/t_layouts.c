@@ -4,7 +4,9 @@
  * Tier 1, equal bits: pipeline degree, schedule, recompute and ZeRO stage change nothing
  * beside the same tensor and data degrees and micro-batch. Tier 2, fp32 tolerance, against
  * one rank: the loss of every step within 1e-5, every gradient at the first and the last
- * step within 1e-4 (tests/lib/tier2.h). */
+ * step within 1e-4 (tests/lib/tier2.h). Tier 3, bf16: the losses of 50 steps are no further
+ * from one rank's than twice the largest distance among eight runs of one rank that take
+ * their micro-batches in other orders. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -168,10 +170,10 @@ static void test_bf16(void **state)
         check_model(LAYOUT_GPT2, DT_BF16, false);
 }
 
-/* ------------------------------------------------------- the comparison can fail */
+/* ------------------------------------------------------------------- faults to plant */
 
-/* Drops the first op of the kind and group from a program. */
-static void drop_op(struct lowered *l, enum op_kind kind, enum comm_group group)
+/* Drops the first op of the kind and group from a program; false: there is none. */
+static bool drop_op(struct lowered *l, enum op_kind kind, enum comm_group group)
 {
     struct program *p = &l->program;
     for (uint32_t o = 0; o < p->ops.n; o++) {
@@ -185,8 +187,9 @@ static void drop_op(struct lowered *l, enum op_kind kind, enum comm_group group)
             p->segments.data[s].op_begin -= p->segments.data[s].op_begin > o;
             p->segments.data[s].op_end -= p->segments.data[s].op_end > o;
         }
-        return;
+        return true;
     }
+    return false;
 }
 
 static void drop_data_reduction(struct lowered *l, int rank, void *arg)
@@ -194,6 +197,14 @@ static void drop_data_reduction(struct lowered *l, int rank, void *arg)
     (void)rank;
     (void)arg;
     drop_op(l, OP_ALL_REDUCE, GROUP_DATA);
+}
+
+static void drop_data_reductions(struct lowered *l, int rank, void *arg)
+{
+    (void)rank;
+    (void)arg;
+    while (drop_op(l, OP_ALL_REDUCE, GROUP_DATA))
+        continue;
 }
 
 static void drop_norm_reduction(struct lowered *l, int rank, void *arg)
@@ -229,6 +240,107 @@ static void swapped_shard(struct lowered *l, int rank, void *arg)
             p->begin[1] = rank == 0 ? p->dim[1] : 0;
     }
 }
+
+/* ------------------------------------------------------------------------ tier 3 */
+
+#define TIER3_RUNS    8
+#define TIER3_BATCHES 2 /* learned by heart in the 50 steps */
+
+/* The largest distance of two runs' losses. */
+static double loss_gap(const struct outcome *a, const struct outcome *b)
+{
+    double worst = 0;
+    for (int i = 0; i < RANK_RIG_STEPS_MAX; i++) {
+        double d = fabs(a->loss[i] - b->loss[i]);
+        if (!(d <= worst))
+            worst = d;
+    }
+    return worst;
+}
+
+/* What the order of micro-batches alone does on one rank: the largest distance of two
+ * orders. out: one, the run in their own order. */
+static double order_gap(const struct model *m, struct outcome *one)
+{
+    struct layout_case c = layout_cases[0];
+    struct outcome run[TIER3_RUNS];
+    double worst = 0;
+    c.micro_batch = 1;
+    for (int i = 0; i < TIER3_RUNS; i++) {
+        struct rank_rig_options o = {.compute = DT_BF16,
+                                     .steps = RANK_RIG_STEPS_MAX,
+                                     .batches = TIER3_BATCHES,
+                                     .permutation = (uint64_t)i};
+        rank_rig_run(&c, m, &o, &run[i]);
+        for (int k = 0; k < i; k++)
+            worst = fmax(worst, loss_gap(&run[i], &run[k]));
+    }
+    *one = run[0];
+    for (int i = 1; i < TIER3_RUNS; i++)
+        outcome_free(&run[i]);
+    return worst;
+}
+
+/* What must be further away than the limit. */
+static void check_tier3_fault(const struct model *m, const struct outcome *one,
+                              double limit)
+{
+    const struct layout_case c = {
+            .name = "fault", .tp = 1, .pp = 1, .dp = 2, .micro_batch = 2};
+    struct rank_rig_options o = {.compute = DT_BF16,
+                                 .steps = RANK_RIG_STEPS_MAX,
+                                 .batches = TIER3_BATCHES,
+                                 .spoil = drop_data_reductions};
+    struct outcome got;
+    rank_rig_run(&c, m, &o, &got);
+    double gap = loss_gap(&got, one);
+    print_message("  without data-parallel reductions: gap %.2e\n", gap);
+    assert_false(gap <= limit);
+    outcome_free(&got);
+}
+
+static void check_tier3(int which)
+{
+    struct rank_rig_options o = {
+            .compute = DT_BF16, .steps = RANK_RIG_STEPS_MAX, .batches = TIER3_BATCHES};
+    struct model m;
+    struct outcome one;
+    int n = 0;
+    layout_model(&layout_cases[0], which, &m);
+    double limit = 2 * order_gap(&m, &one), worst = 0;
+    print_message(
+            "  %s bf16: loss %.2f to %.2f, limit %.2e, twice the gap of %d orders\n",
+            model_names[which], one.loss[0], one.loss[RANK_RIG_STEPS_MAX - 1], limit,
+            TIER3_RUNS);
+    assert_true(limit > 0);
+    for (int i = 0; i < n_layout_cases; i++) {
+        const struct layout_case *c = &layout_cases[i];
+        struct outcome got;
+        if (c->tp == 3 || (!all_layouts && !c->quick)) /* 3 has a model of its own */
+            continue;
+        rank_rig_run(c, &m, &o, &got);
+        double gap = loss_gap(&got, &one);
+        print_message("  %-5s bf16 %-34s gap %.2e\n", model_names[which], c->name, gap);
+        worst = fmax(worst, gap);
+        outcome_free(&got);
+        n++;
+    }
+    print_message("  %d layouts, largest gap %.2e of %.2e\n", n, worst, limit);
+    assert_true(worst <= limit);
+    check_tier3_fault(&m, &one, limit);
+    outcome_free(&one);
+    model_free(&m);
+}
+
+static void test_tier3(void **state)
+{
+    (void)state;
+    check_tier3(LAYOUT_LLAMA);
+    if (all_layouts)
+        check_tier3(LAYOUT_GPT2);
+}
+
+/* ------------------------------------------------------- the comparison can fail */
 
 static void test_comparer(void **state)
 {
@@ -275,9 +387,9 @@ int main(int argc, char **argv)
 {
     all_layouts = argc > 1 && strcmp(argv[1], "all") == 0;
     const struct CMUnitTest tests[] = {
-            cmocka_unit_test(test_gpt2),     cmocka_unit_test(test_llama),
-            cmocka_unit_test(test_mqa),      cmocka_unit_test(test_bf16),
-            cmocka_unit_test(test_comparer),
+            cmocka_unit_test(test_gpt2),  cmocka_unit_test(test_llama),
+            cmocka_unit_test(test_mqa),   cmocka_unit_test(test_bf16),
+            cmocka_unit_test(test_tier3), cmocka_unit_test(test_comparer),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
