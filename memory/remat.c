@@ -13,8 +13,9 @@ struct remat {
     struct prog_segment fwd, bwd;
     uint32_t n_storages;
     uint32_t n_values;
-    bool *kept; /* storages written in the forward segment that stay */
-    bool *redo; /* storages that are made again */
+    bool *kept;    /* storages written in the forward segment that stay */
+    bool *redo;    /* storages that are made again */
+    bool *passing; /* storages of class comm that the backward segment fills itself */
     uint32_t *storage_clone;
     uint32_t *value_clone;
     uint32_t *touch_first; /* [n_storages + 1] into touch */
@@ -125,6 +126,18 @@ static void number_runs(struct remat *r)
     }
 }
 
+static void find_passing(struct remat *r)
+{
+    for (uint32_t o = r->bwd.op_begin; o < r->bwd.op_end; o++) {
+        const struct prog_op *op = &r->p->ops.data[o];
+        for (int i = 0; i < op->n_out; i++) {
+            uint32_t v = op_out(r->p, op, i);
+            if (v != NONE_ID && r->p->storages.data[storage_of(r, v)].cls == SC_COMM)
+                r->passing[storage_of(r, v)] = true;
+        }
+    }
+}
+
 static uint32_t *filled_ids(uint32_t n)
 {
     uint32_t *ids = mem_alloc((n + (size_t)1) * sizeof(*ids));
@@ -139,6 +152,7 @@ static void remat_init(struct remat *r)
     r->n_values = r->p->values.n;
     r->kept = mem_alloc(r->n_storages + (size_t)1);
     r->redo = mem_alloc(r->n_storages + (size_t)1);
+    r->passing = mem_alloc(r->n_storages + (size_t)1);
     r->storage_clone = filled_ids(r->n_storages);
     r->value_clone = filled_ids(r->n_values);
     r->needed = mem_alloc(n_ops + (size_t)1);
@@ -146,12 +160,14 @@ static void remat_init(struct remat *r)
     r->run = mem_alloc((n_ops + (size_t)1) * sizeof(*r->run));
     number_runs(r);
     build_touches(r);
+    find_passing(r);
 }
 
 static void remat_free(struct remat *r)
 {
     mem_free(r->kept);
     mem_free(r->redo);
+    mem_free(r->passing);
     mem_free(r->storage_clone);
     mem_free(r->value_clone);
     mem_free(r->touch_first);
@@ -288,7 +304,7 @@ static void need_op(struct remat *r, uint32_t o)
     uint32_t v;
     for (int i = 0; (v = op_read(r->p, op, i)) != NONE_ID; i++) {
         uint32_t s = storage_of(r, v);
-        if (!is_transient(r, s) || !is_written_in_forward(r, s))
+        if (!is_transient(r, s) || !is_written_in_forward(r, s) || r->passing[s])
             continue;
         if (!r->kept[s] || is_overwritten_after(r, v, o))
             mark_redo(r, s);
@@ -386,7 +402,7 @@ static void emit_before(struct remat *r, const struct prog_op *op, uint32_t o)
             emit_users(r, storage_of(r, v), o, false);
     for (int i = 0; i < op->n_out; i++) {
         v = op_out(r->p, op, i);
-        if (v != NONE_ID && v < r->n_values)
+        if (v != NONE_ID && v < r->n_values && !r->passing[storage_of(r, v)])
             emit_users(r, storage_of(r, v), o, true);
     }
 }

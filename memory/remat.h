@@ -12,6 +12,10 @@
  *
  * Storages are kept or made again as a whole: values written in place over a kept one
  * stay with it, and a chain of values in one storage is cloned into one fresh storage.
+ *
+ * Storages of class comm through which forward and backward pass weights in turn are not
+ * cloned: a clone reads the forward pass's value of such a storage, and the caller puts
+ * the value in its place that the backward segment made there.
  */
 #ifndef MEMORY_REMAT_H
 #define MEMORY_REMAT_H

@@ -409,6 +409,16 @@ static uint32_t lower_chunk_backward(struct lowering *l, const struct chunk *c,
     return segment;
 }
 
+static uint32_t split_weights(struct lowering *l, const struct chunk *c,
+                              uint32_t segment, const char *name)
+{
+    int32_t begin, end;
+    uint32_t weights = program_split_weights(l->p, segment, name);
+    lower_chunk_layers(l, c->index, &begin, &end);
+    lower_zero_regather_weights(l, weights, begin);
+    return weights;
+}
+
 /* The backward segments of a chunk: for all micro-batches but the last, and for the last;
  * in one part or two. */
 static void lower_chunk_backwards(struct lowering *l, struct chunk *c, uint32_t x,
@@ -422,7 +432,7 @@ static void lower_chunk_backwards(struct lowering *l, struct chunk *c, uint32_t 
     if (!reduce || (!always && l->o->n_micro_batches > 1)) {
         c->backward = lower_chunk_backward(l, c, x, y, false);
         if (split)
-            c->weight = program_split_weights(l->p, c->backward, "weights");
+            c->weight = split_weights(l, c, c->backward, "weights");
     }
     c->backward_last = c->backward;
     c->weight_last = c->weight;
@@ -430,8 +440,7 @@ static void lower_chunk_backwards(struct lowering *l, struct chunk *c, uint32_t 
         return;
     c->backward_last = lower_chunk_backward(l, c, x, y, true);
     if (split)
-        c->weight_last =
-                program_split_weights(l->p, c->backward_last, "weights.reduce");
+        c->weight_last = split_weights(l, c, c->backward_last, "weights.reduce");
     if (always) {
         c->backward = c->backward_last;
         c->weight = c->weight_last;

@@ -173,6 +173,10 @@ void lower_zero_gather_layer(struct lowering *l, int32_t layer);
 /* A layer's weights in a backward segment that is being differentiated. */
 void lower_zero_regather(struct lowering *l, struct diff *d, int32_t layer);
 
+/* In a segment of weight gradients alone, the weights that recompute reads there. in: the
+ * program's last segment; the first layer of its chunk. */
+void lower_zero_regather_weights(struct lowering *l, uint32_t segment, int32_t begin);
+
 /* Clears the passing gradients of a layer, or of the units at the head's (-1) end. */
 void lower_zero_clear(struct lowering *l, int32_t layer, bool front);
 

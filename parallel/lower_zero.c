@@ -140,20 +140,54 @@ static void replace(struct lowering *l, struct diff *d, uint32_t then, uint32_t 
     vec_push(&l->p->values, v);
     struct regathered r = {l->p->segments.n - 1, then, l->p->values.n - 1};
     vec_push(&l->regathered, r);
-    diff_replace(d, then, r.now);
+    if (d)
+        diff_replace(d, then, r.now);
 }
 
-void lower_zero_regather(struct lowering *l, struct diff *d, int32_t layer)
+/* in: d, of the segment that is being differentiated, or NULL. */
+static void regather(struct lowering *l, struct diff *d, int32_t layer,
+                     enum op_phase phase)
 {
     for (uint32_t u = 0; u < l->units.n; u++) {
         const struct unit *unit = &l->units.data[u];
         if (unit->layer != layer || !lower_unit_gathers(l, unit))
             continue;
-        uint32_t storage = gather_unit(l, u, PHASE_DGRAD);
+        uint32_t storage = gather_unit(l, u, phase);
         for (uint32_t i = 0; i < l->weights.n; i++)
             if (l->local[l->rows.data[i]].unit == u)
                 replace(l, d, l->weights.data[i], l->rows.data[i], storage);
     }
+}
+
+void lower_zero_regather(struct lowering *l, struct diff *d, int32_t layer)
+{
+    regather(l, d, layer, PHASE_DGRAD);
+}
+
+/* Its ops come in runs of one layer each, the last layer first. */
+void lower_zero_regather_weights(struct lowering *l, uint32_t segment, int32_t begin)
+{
+    struct program *p = l->p;
+    if (!lower_is_sharded(l) || l->o->layout.zero < 3 ||
+        l->o->activations != ACTIVATIONS_RECOMPUTE)
+        return;
+    ASSERT(segment == p->segments.n - 1);
+    uint32_t first = p->segments.data[segment].op_begin, n = p->ops.n - first;
+    struct prog_op *ops = mem_alloc((n + (size_t)1) * sizeof(*ops));
+    if (n > 0)
+        memcpy(ops, p->ops.data + first, n * sizeof(*ops));
+    p->ops.n = first;
+    int32_t gathered = INT32_MAX; /* layers from this one on are */
+    for (uint32_t i = 0; i < n; i++) {
+        int32_t ahead = MAX(ops[i].layer - 1, begin);
+        if (ops[i].layer >= 0 && gathered == INT32_MAX)
+            gathered = ops[i].layer + 1;
+        while (ops[i].layer >= 0 && gathered > ahead)
+            regather(l, NULL, --gathered, PHASE_WGRAD);
+        vec_push(&p->ops, ops[i]);
+    }
+    mem_free(ops);
+    p->segments.data[segment].op_end = p->ops.n;
 }
 
 void lower_zero_redirect(struct lowering *l)

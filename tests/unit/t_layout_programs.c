@@ -356,10 +356,44 @@ static void test_volumes(void **state)
     }
 }
 
+/* Recompute reads the weights that the backward pass gathers anyway: nothing is gathered
+ * for it alone. */
+static void test_recompute_of_gathered_weights(void **state)
+{
+    (void)state;
+    for (int i = 0; i < n_layout_cases; i++) {
+        const struct layout_case *c = &layout_cases[i];
+        struct model m;
+        struct lowered low;
+        struct lower_options o;
+        struct diag diag = {0};
+        if (c->zero < 3 || c->activations != ACTIVATIONS_RECOMPUTE)
+            continue;
+        layout_model(c, LAYOUT_LLAMA, &m);
+        layout_options(c, 0, DT_F32, &o);
+        assert_int_equal(lower_model(&m, &o, &low, &diag), ST_OK);
+        const struct program *p = &low.program;
+        int n_gathers = 0, n_again = 0;
+        for (uint32_t k = 0; k < p->ops.n; k++) {
+            const struct prog_op *op = &p->ops.data[k];
+            bool gathers = op->kind == OP_ALL_GATHER &&
+                           op_attr_i(p, op, ATTR_GROUP, -1) == GROUP_DATA;
+            n_gathers += gathers;
+            n_again += gathers && op->recompute;
+        }
+        print_message("  %-50s %d gathers, %d of them for recompute\n", c->name,
+                      n_gathers, n_again);
+        assert_true(n_gathers > 0 && n_again == 0);
+        lowered_free(&low);
+        model_free(&m);
+    }
+}
+
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_programs),
-                                       cmocka_unit_test(test_ranks_fit),
-                                       cmocka_unit_test(test_volumes)};
+    const struct CMUnitTest tests[] = {
+            cmocka_unit_test(test_programs), cmocka_unit_test(test_ranks_fit),
+            cmocka_unit_test(test_recompute_of_gathered_weights),
+            cmocka_unit_test(test_volumes)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
